@@ -1,0 +1,32 @@
+# Every verb installs what it needs first; `make` alone lists them.
+.DEFAULT_GOAL := help
+.PHONY: help install test lint bench soak clean
+
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+SOAK_ARGS ?=
+
+help: ## list the verbs
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: ## make .venv from the lock file
+	@scripts/bootstrap
+
+test: ## install what is missing, system packages included, and run every test
+	@scripts/bootstrap --test
+	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: install ## style and types
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+bench: install ## measure against the bare interpreter
+	.venv/bin/tidebox bench $(BENCH_ARGS)
+
+soak: ## run boxes for a long time and look for anything left behind
+	@scripts/bootstrap --test
+	.venv/bin/python -m benchmarks.soak $(SOAK_ARGS)
+
+clean: ## remove everything these verbs made
+	rm -rf .venv .bootstrap .interop-06 .interop-07 build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The agent protocol without I/O: frames, messages, generations and both ends of a connection."""

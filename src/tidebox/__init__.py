@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+# Not imported from typing: the spawner and the agent live in this package too, and every module they load costs memory.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from tidebox.embedded import arun, run
     from tidebox.model.result import Result
 
@@ -16,7 +18,6 @@ _LAZY = {"run": "tidebox.embedded", "arun": "tidebox.embedded", "Result": "tideb
 
 
 def __getattr__(name: str) -> Any:
-    # The spawner and the agent live in this package too: importing it must load nothing.
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

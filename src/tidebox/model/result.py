@@ -1,0 +1,67 @@
+"""How an execution ended."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Outcome(enum.Enum):
+    """Why an execution is over."""
+
+    EXITED = "exited"
+    SIGNALED = "signaled"
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    OUTPUT_LIMIT = "output_limit"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a box used, counted from the moment it was given its program until its last process was gone."""
+
+    wall_seconds: float
+    cpu_seconds: float | None = None
+    memory_peak: int | None = None
+    pids_peak: int | None = None
+    oom_kills: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The outcome of one execution with all it printed."""
+
+    outcome: Outcome
+    exit_code: int | None
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    usage: Usage
+    artifacts: dict[str, bytes] = field(default_factory=dict, repr=False)
+    skipped_artifacts: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program ended by itself with exit code 0."""
+        return self.outcome is Outcome.EXITED and self.exit_code == 0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether output was cut at the limit."""
+        return self.outcome is Outcome.OUTPUT_LIMIT
+
+    @property
+    def text(self) -> str:
+        """Standard output as text; bytes that are not UTF-8 are replaced."""
+        return self.stdout.decode("utf-8", "replace")
+
+
+def conclude(*, exit_code: int | None, signal: int | None, oom_kills: int) -> Outcome:
+    """The outcome of a program that was not stopped from outside.
+
+    The cgroup counts OOM kills for the whole box: a program that lost a child to it and still ended with 0 coped, and is not called ``oom``.
+    """
+    if oom_kills and exit_code != 0:
+        return Outcome.OOM
+    return Outcome.SIGNALED if signal is not None else Outcome.EXITED

@@ -1,0 +1,231 @@
+"""The contract every runtime keeps: a Runtime opens Boxes, a Box runs Execs.
+
+Life of a box: ``open`` -> any number of ``exec`` -> ``stop`` (every process dead, workspace kept) -> ``usage`` and ``capture`` -> ``close``
+(nothing of it exists any more). ``stop`` and ``close`` may be called at any time and more than once.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tidebox.model.events import Event
+from tidebox.model.limits import Limits
+from tidebox.model.result import Usage
+
+WORKSPACE = "/workspace"
+
+
+class Guarantee(enum.Enum):
+    """What a policy may rely on. A runtime that cannot give one says so before a box is opened."""
+
+    USER_SEPARATION = "user_separation"
+    FILE_SYSTEM = "file_system"
+    PROCESSES = "processes"
+    NETWORK = "network"
+    IPC = "ipc"
+    SYSCALL_FILTER = "syscall_filter"
+    NO_PRIVILEGES = "no_privileges"
+    MEMORY = "memory"
+    PIDS = "pids"
+    CPU = "cpu"
+    DISK = "disk"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Whether one guarantee is enforced, how, and otherwise what helps."""
+
+    guarantee: Guarantee
+    enforced: bool
+    how: str
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a runtime can do on this machine."""
+
+    runtime: str
+    available: bool
+    findings: tuple[Finding, ...]
+    reason: str | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[Finding, ...]:
+        """The guarantees that cannot be given here."""
+        return tuple(finding for finding in self.findings if not finding.enforced)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxSpec:
+    """What kind of box to open."""
+
+    image: str = "host"
+    limits: Limits = Limits()
+    executable: bool = True
+    """Whether files in /workspace and /tmp may be executed."""
+    shared: bool = False
+    """Long-lived, with several execs at once: each gets a cgroup leaf of its own."""
+    sandbox_id: str | None = None
+    """Where given, external clients reach the box's agent at ``<data-dir>/run/agents/<sandbox_id>.sock``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A program to start in a box."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = WORKSPACE
+    tty: tuple[int, int] | None = None
+    """Rows and columns of a terminal, None for pipes."""
+    cpu_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRule:
+    """Which files of the workspace to copy out after the end, and how much of them."""
+
+    patterns: tuple[str, ...]
+    max_file_bytes: int = 64 * 1024 * 1024
+    max_total_bytes: int = 256 * 1024 * 1024
+    max_files: int = 1000
+    exclude: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """Files copied out of a workspace."""
+
+    files: dict[str, bytes]
+    skipped: int
+
+
+class Exec(abc.ABC):
+    """A program running in a box."""
+
+    @abc.abstractmethod
+    def events(self) -> AsyncIterator[Event]:
+        """Started, Output..., Exited: byte-exact, in order within a stream, nothing after Exited."""
+
+    @abc.abstractmethod
+    async def write(self, data: bytes) -> None:
+        """Send bytes to standard input, waiting while the program does not read."""
+
+    @abc.abstractmethod
+    async def end_input(self) -> None:
+        """Close standard input."""
+
+    @abc.abstractmethod
+    async def signal(self, number: int) -> None:
+        """Signal the program's process group (SIGKILL in a shared box: everything it started)."""
+
+    @abc.abstractmethod
+    async def resize(self, rows: int, columns: int) -> None:
+        """Change the size of its terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """What ``stat`` tells of a file in a box."""
+
+    path: str
+    kind: str
+    size: int
+    mode: int
+    modified: float
+
+
+class Files(abc.ABC):
+    """The files of a live box, as its user sees them."""
+
+    @abc.abstractmethod
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """The bytes of a regular file."""
+
+    @abc.abstractmethod
+    async def write(self, path: str, data: bytes | AsyncIterator[bytes], mode: int = 0o644) -> int:
+        """Create or replace a file; the number of bytes written."""
+
+    @abc.abstractmethod
+    async def stat(self, path: str) -> FileInfo:
+        """What is at ``path`` (a symbolic link itself, not its target)."""
+
+    @abc.abstractmethod
+    async def list(self, path: str) -> list[FileInfo]:
+        """The entries of a directory."""
+
+    @abc.abstractmethod
+    async def mkdir(self, path: str) -> None:
+        """Make a directory and its parents."""
+
+    @abc.abstractmethod
+    async def remove(self, path: str, recursive: bool = False) -> None:
+        """Remove a file, or a directory with everything in it."""
+
+    @abc.abstractmethod
+    async def rename(self, source: str, target: str) -> None:
+        """Move a file or directory, replacing a file at the target."""
+
+
+class Box(abc.ABC):
+    """One live isolated environment."""
+
+    id: str
+    image_digest: str
+
+    @property
+    @abc.abstractmethod
+    def files(self) -> Files:
+        """The box's file operations."""
+
+    @abc.abstractmethod
+    async def exec(self, command: Command) -> Exec:
+        """Start a program."""
+
+    @abc.abstractmethod
+    async def freeze(self) -> None:
+        """Stop every process where it stands."""
+
+    @abc.abstractmethod
+    async def thaw(self) -> None:
+        """Let them go on."""
+
+    @abc.abstractmethod
+    async def stop(self) -> None:
+        """Kill every process and wait until all are dead; the workspace stays."""
+
+    @abc.abstractmethod
+    async def usage(self) -> Usage:
+        """What the box has used so far."""
+
+    @abc.abstractmethod
+    async def capture(self, rule: CaptureRule) -> Captured:
+        """Copy files out of a stopped box's workspace."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Leave nothing of the box."""
+
+
+class Runtime(abc.ABC):
+    """A way to isolate."""
+
+    name: str
+
+    @abc.abstractmethod
+    async def probe(self) -> Report:
+        """What this runtime can enforce on this machine, found by trying."""
+
+    @abc.abstractmethod
+    async def open(self, spec: BoxSpec) -> Box:
+        """A fresh box, or an error that names what could not be done."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Close every box and leave nothing behind."""

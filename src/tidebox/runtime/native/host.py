@@ -1,0 +1,122 @@
+"""What this machine offers to boxes: its system directories and the interpreters found on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from tidebox.runtime.native.plan import (
+    ETC_ENTRIES,
+    MASKED_DIRECTORIES,
+    MASKED_FILES,
+    SYSTEM_DIRECTORIES,
+    HostFacts,
+    contains,
+)
+
+OLDEST_PYTHON = (3, 9)
+TOOLS = ("node", "elixir", "erl")
+LINK_DIRECTORY = "/opt/tidebox/bin"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreters:
+    """Where the host image's interpreters are, None where there is none."""
+
+    python: str
+    node: str | None
+    elixir: str | None
+
+
+def find_interpreters(python: str | None = None, path: str | None = None) -> Interpreters:
+    """The real programs, never a version manager's shim."""
+    return Interpreters(python or _find_python(), _find_tool("node", path), _find_tool("elixir", path))
+
+
+def _find_python() -> str:
+    system = "/usr/bin/python3"
+    if os.access(system, os.X_OK) and _version(system) >= OLDEST_PYTHON:
+        return system
+    # sys.executable may be a virtual environment's link: boxes get the interpreter behind it.
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def _version(python: str) -> tuple[int, ...]:
+    name = os.path.basename(os.path.realpath(python))
+    digits = name.removeprefix("python").split(".")
+    if len(digits) == 2 and all(part.isdigit() for part in digits):
+        return tuple(int(part) for part in digits)
+    code = "import sys; print(*sys.version_info[:2])"
+    done = subprocess.run([python, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=10, check=False)
+    return tuple(int(part) for part in done.stdout.split())
+
+
+def _find_tool(name: str, path: str | None) -> str | None:
+    found = shutil.which(name, path=path or os.environ.get("PATH") or SYSTEM_PATH)
+    return os.path.realpath(found) if found else None
+
+
+def gather(interpreters: Interpreters) -> HostFacts:
+    """Everything a plan needs to know of this machine."""
+    directories = _existing(SYSTEM_DIRECTORIES)
+    visible = tuple(path for path, link in directories if link is None)
+    links = {"python": interpreters.python, "python3": interpreters.python}
+    prefixes = []
+    for name, program in (("python", interpreters.python), ("node", interpreters.node), ("elixir", interpreters.elixir)):
+        if program is None or contains(visible, program):
+            continue
+        prefixes.append(_prefix_of(program))
+        links[name] = program
+    return HostFacts(
+        system_directories=directories,
+        etc_entries=_existing(tuple("/etc/" + name for name in ETC_ENTRIES)),
+        extra_prefixes=tuple(dict.fromkeys(prefixes)),
+        masked_files=tuple(name for name in MASKED_FILES if _readable_by_all("/proc/" + name)),
+        masked_directories=tuple(name for name in MASKED_DIRECTORIES if os.path.isdir("/proc/" + name)),
+        memfd_noexec=os.path.exists("/proc/sys/vm/memfd_noexec"),
+        links=tuple(links.items()),
+        launchers=tuple(_launchers()),
+    )
+
+
+def _existing(paths: tuple[str, ...]) -> tuple[tuple[str, str | None], ...]:
+    return tuple((path, os.readlink(path) if os.path.islink(path) else None) for path in paths if os.path.exists(path))
+
+
+def _prefix_of(program: str) -> str:
+    """The directory tree an interpreter needs: ``<prefix>/bin/python`` needs the prefix; anything else only itself."""
+    directory = Path(program).parent
+    prefix = directory.parent
+    if directory.name == "bin" and len(prefix.parts) > 2 and prefix != Path.home():
+        return str(prefix)
+    return program
+
+
+def _readable_by_all(path: str) -> bool:
+    try:
+        return bool(stat.S_IMODE(os.stat(path).st_mode) & 0o044)
+    except OSError:
+        return False
+
+
+def _launchers() -> list[tuple[str, bytes]]:
+    folder = resources.files("tidebox.runtime") / "launchers"
+    return [(item.name, item.read_bytes()) for item in folder.iterdir() if item.name.startswith("park.")]
+
+
+def default_environment() -> dict[str, str]:
+    """What every program in a box starts with."""
+    return {
+        "PATH": f"{LINK_DIRECTORY}:{SYSTEM_PATH}",
+        "HOME": "/workspace",
+        "LANG": "C.UTF-8",
+        # Output reaches the reader when it is printed, not when a buffer is full.
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,158 @@
+"""The server's end of the spawner: starts the program, sends requests, matches answers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import tidebox
+from tidebox.errors import ProvisionFailed
+from tidebox.runtime.native.host import default_environment
+from tidebox.wire import cbor
+
+_MAX_MESSAGE = 128 * 1024
+_MAX_DESCRIPTORS = 8
+
+
+class Spawner:
+    """A running spawner program. When it dies every pending request fails and ``gone`` is set."""
+
+    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        self._sock = sock
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
+        self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self.gone = asyncio.Event()
+        self._loop.add_reader(sock, self._on_readable)
+
+    @classmethod
+    def start(cls, python: str, *, delegate: bool) -> Spawner:
+        """Start the program under ``python``, in a delegated systemd scope where ``delegate`` asks for it and there is one."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        package = Path(tidebox.__file__).parent
+        command = [python, str(package / "spawner" / "boot.py"), str(package.parent), str(theirs.fileno())]
+        environment = default_environment()
+        if delegate and (scope := _systemd_scope()):
+            command = [*scope, *command]
+            environment |= {name: os.environ[name] for name in ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if name in os.environ}
+        with theirs:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        return cls(ours, process)
+
+    @property
+    def pid(self) -> int:
+        """The process started (the spawner itself, unless systemd-run stands in front of it for a moment)."""
+        return self._process.pid
+
+    async def request(self, operation: str, *, descriptors: tuple[int, ...] = (), **fields: Any) -> tuple[dict[str, Any], list[int]]:
+        """Send a request and wait for its answer; a refusal is ProvisionFailed naming the step."""
+        return await self.send(operation, descriptors=descriptors, **fields)
+
+    def send(self, operation: str, *, descriptors: tuple[int, ...] = (), **fields: Any) -> asyncio.Future[tuple[dict[str, Any], list[int]]]:
+        """Send a request at once; the future holds its answer. The descriptors may be closed afterwards."""
+        future: asyncio.Future[tuple[dict[str, Any], list[int]]] = self._loop.create_future()
+        if self.gone.is_set():
+            future.set_exception(ProvisionFailed("the spawner is gone", step="spawner"))
+            return future
+        number = next(self._ids)
+        self._pending[number] = future
+        data = cbor.encode({"op": operation, "id": number, **fields})
+        if self._outgoing or not self._try_send(data, descriptors):
+            self._outgoing.append((data, tuple(os.dup(descriptor) for descriptor in descriptors)))
+            self._loop.add_writer(self._sock, self._on_writable)
+        return future
+
+    def _try_send(self, data: bytes, descriptors: tuple[int, ...]) -> bool:
+        try:
+            socket.send_fds(self._sock, [data], list(descriptors))
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._lost()
+        return True
+
+    def _on_writable(self) -> None:
+        while self._outgoing:
+            data, descriptors = self._outgoing[0]
+            if not self._try_send(data, descriptors):
+                return
+            if self._outgoing:
+                self._outgoing.popleft()
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if not self.gone.is_set():
+            self._loop.remove_writer(self._sock)
+
+    def _on_readable(self) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._sock, _MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, descriptors = b"", []
+        if not data:
+            self._lost()
+            return
+        message = cbor.decode(data)
+        future = self._pending.pop(message["re"], None)
+        if future is None or future.done():
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif "failed" in message:
+            step = message["failed"]
+            future.set_exception(
+                ProvisionFailed(f"could not make a box: {step}: {message['text']}", step=step, errno=message["errno"])
+            )
+        else:
+            future.set_result((message, list(descriptors)))
+
+    def _lost(self) -> None:
+        if self.gone.is_set():
+            return
+        self.gone.set()
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+        self._outgoing.clear()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(ProvisionFailed("the spawner died", step="spawner"))
+        self._pending.clear()
+
+    async def close(self) -> None:
+        """Let it clean up and wait for its end."""
+        self._lost()
+        await asyncio.to_thread(self._wait)
+
+    def _wait(self) -> None:
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _systemd_scope() -> list[str] | None:
+    """The command that puts what follows into a scope of its own with delegated control groups, where a user manager runs."""
+    program = shutil.which("systemd-run")
+    if program is None or not os.path.isdir("/run/systemd/system") or "XDG_RUNTIME_DIR" not in os.environ:
+        return None
+    return [program, "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--"]

@@ -1,0 +1,121 @@
+"""From a fresh clone to pid 1 of a box: attach to the cgroup, execute the plan, give up every power, become the agent."""
+
+from __future__ import annotations
+
+import os
+
+from tidebox.agent.main import Setup, serve
+from tidebox.spawner import channel, confine, steps, warm
+from tidebox.spawner import syscalls as sys_
+from tidebox.spawner.leaves import Leaves
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from typing import Any, NoReturn, Optional
+
+USER_UID = 1000
+
+
+class BoxOrder:
+    """What the spawner asks a template for. Descriptors: the agent's socket, then those of the cgroup."""
+
+    def __init__(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        self.box: str = message["box"]
+        self.number: int = message["number"]
+        self.plan: list[list[Any]] = message["plan"]
+        self.generation: int = message["generation"]
+        self.cgroup_version: int = message["cgroup"]
+        self.leaf_count: int = message["leaves"]
+        self.descriptors = descriptors
+
+    @property
+    def socket(self) -> int:
+        """The agent's end of its connection to the server."""
+        return self.descriptors[0]
+
+    @property
+    def attach(self) -> list[int]:
+        """What a v1 box writes itself into."""
+        return self.descriptors[1 : len(self.descriptors) - self.leaf_count] if self.cgroup_version == 1 else []
+
+    @property
+    def cgroup_directory(self) -> Optional[int]:
+        """The v2 leaf to be cloned into."""
+        return self.descriptors[1] if self.cgroup_version == 2 else None
+
+    @property
+    def leaf_directories(self) -> list[int]:
+        """The delegated directories for a leaf per exec; empty in a single-use box."""
+        return self.descriptors[len(self.descriptors) - self.leaf_count :] if self.leaf_count else []
+
+
+def run_box(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> NoReturn:
+    """Never returns: ends as the agent, or reports the failing step and exits."""
+    status = 1
+    try:
+        setup = _set_up(sock, order, gate, two_ids)
+        if setup is not None:
+            status = serve(setup)
+    except steps.StepFailed as error:
+        text = os.strerror(error.errno)
+        channel.send(sock, {"box": order.box, "failed": error.step, "errno": error.errno, "text": text})
+    finally:
+        os._exit(status)
+
+
+def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> Optional[Setup]:
+    for descriptor in order.attach:
+        try:
+            os.write(descriptor, b"0")
+        except OSError as error:
+            raise steps.StepFailed("attach to the cgroup", error) from error
+    if os.read(gate, 1) != b"+":
+        return None
+    user = (USER_UID, USER_UID)
+    init = (0, 0) if two_ids else user
+    try:
+        if two_ids:
+            os.setgroups([])
+        os.setresgid(init[1], init[1], init[1])
+        os.setresuid(init[0], init[0], init[0])
+    except OSError as error:
+        raise steps.StepFailed("become init", error) from error
+    steps.execute(order.plan)
+    try:
+        # For init alone: programs see /proc read-only, and init must raise their OOM score above its own.
+        writable_proc = sys_.open_tree("/proc")
+    except OSError as error:
+        raise steps.StepFailed("keep a writable /proc", error) from error
+    steps.execute([["read_only", "/proc"]])
+    workspace = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    confine.restrict_init(two_ids)
+    channel.send(sock, {"box": order.box, "ready": True}, (workspace,))
+    keep = sorted({order.socket, writable_proc, *order.leaf_directories})
+    _close_all_but(keep)
+    _standard_streams()
+    return Setup(
+        sock=order.socket,
+        generation=order.generation,
+        user=user,
+        default_user_name="user",
+        confine=confine.confine_program,
+        builtins={"python": warm.park},
+        leaves=Leaves(order.leaf_directories, order.cgroup_version) if order.leaf_directories else None,
+        oom_score_fd=writable_proc,
+    )
+
+
+def _close_all_but(keep: list[int]) -> None:
+    low = 3
+    for fd in keep:
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, 65536)
+
+
+def _standard_streams() -> None:
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)

@@ -1,0 +1,365 @@
+"""Control groups of the boxes: memory (swap off), pids and cpu, on cgroup v1 and v2.
+
+Every spawner owns one directory ``tidebox-<pid>-<start time>`` per hierarchy; a box is a leaf below it. The name tells the next spawner
+whether the owner is still alive, so that what a killed one left behind can be removed.
+
+As root the directory stands at the top of the hierarchy. Without root only a delegated v2 subtree can be used: the spawner's own cgroup,
+when nothing but the spawner lives in it (``systemd-run --user --scope -p Delegate=yes``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+PREFIX = "tidebox-"
+NEEDED = ("memory", "pids", "cpu")
+_PERIOD_US = 100_000
+_AGENT_LEAF = "/agent"
+
+
+class CgroupError(Exception):
+    """No usable control groups; the text says what is missing."""
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.read()
+
+
+def _write(path: str, value: object) -> None:
+    # Unbuffered and in one write: the kernel parses every write(2) on its own.
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def start_time(pid: int) -> Optional[str]:
+    """When process ``pid`` started (clock ticks since boot), or None if there is none."""
+    try:
+        # The command name may hold spaces and parentheses: count the fields from the last one.
+        return _read("/proc/%d/stat" % pid).rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def _owner_is_alive(name: str) -> bool:
+    pid, _, started = name[len(PREFIX) :].partition("-")
+    return pid.isdigit() and start_time(int(pid)) == started
+
+
+def _mounts() -> tuple[dict[str, str], Optional[str]]:
+    """Mount point of each v1 controller, and of the v2 hierarchy."""
+    controllers: dict[str, str] = {}
+    unified = None
+    for line in _read("/proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split()[4]
+        kind, _, options = right.split()[:3]
+        if kind == "cgroup2":
+            unified = unified or point
+        elif kind == "cgroup":
+            for option in options.split(","):
+                if option in ("memory", "pids", "cpu", "cpuacct", "freezer"):
+                    controllers.setdefault(option, point)
+    return controllers, unified
+
+
+def _own_v2_path() -> str:
+    for line in _read("/proc/self/cgroup").splitlines():
+        if line.startswith("0::"):
+            return line[3:]
+    return "/"
+
+
+def _remove(path: str) -> bool:
+    """Remove a cgroup and everything below it; False while a process is still in there."""
+    try:
+        for entry in os.scandir(path):
+            if entry.is_dir(follow_symlinks=False) and not _remove(entry.path):
+                return False
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        raise
+    return True
+
+
+def _kill_all(path: str) -> None:
+    """SIGKILL to whatever lives in the dead owner's subtree."""
+    for directory, _, files in os.walk(path):
+        if "cgroup.procs" in files:
+            for pid in _read(directory + "/cgroup.procs").split():
+                try:
+                    os.kill(int(pid), 9)
+                except ProcessLookupError:
+                    pass
+
+
+class Cgroups:
+    """The cgroup directories of one spawner."""
+
+    version = 0
+    roots: dict[str, str]
+
+    def __init__(self) -> None:
+        self.name = "%s%d-%s" % (PREFIX, os.getpid(), start_time(os.getpid()))
+
+    def _bases(self) -> list[str]:
+        return sorted({root + "/" + self.name for root in self.roots.values()})
+
+    def _sweep_roots(self) -> set[str]:
+        return set(self.roots.values())
+
+    def sweep(self) -> None:
+        """Remove the directories of spawners that are gone."""
+        for root in self._sweep_roots():
+            for entry in os.scandir(root):
+                if entry.name.startswith(PREFIX) and entry.is_dir() and not _owner_is_alive(entry.name):
+                    _kill_all(entry.path)
+                    _remove(entry.path)
+
+    def make(self, box: str) -> Leaf:
+        """A new leaf without limits; ``Leaf.limit`` sets them."""
+        raise NotImplementedError
+
+    def adopt_template(self, pid: int, uid: Optional[int]) -> None:
+        """Let a template (living under host ``uid``, None for the spawner's own) put its clones into the leaves."""
+
+    def close(self) -> bool:
+        """Remove everything of this spawner; False while a process is left."""
+        return all([_remove(base) for base in self._bases()])
+
+
+class Leaf:
+    """The cgroup of one box."""
+
+    paths: dict[str, str]
+    _inner = ""
+
+    def limit(self, memory: Optional[int], pids: Optional[int], quota_us: Optional[int], shares: Optional[int]) -> None:
+        """Set the limits that are given; ``quota_us`` of cpu time in every 100 ms."""
+        raise NotImplementedError
+
+    def attach_descriptors(self) -> list[int]:
+        """Descriptors through which a process attaches itself by writing ``0``; the caller closes them."""
+        raise NotImplementedError
+
+    def freeze(self, frozen: bool) -> None:
+        """Stop or continue every process of the box."""
+        raise NotImplementedError
+
+    def files(self) -> dict[str, str]:
+        """Where the usage is read: cpu, peak, oom, pids (paths, absent where the kernel has none)."""
+        raise NotImplementedError
+
+    def delegate(self, uid: int) -> list[int]:
+        """Give the directories to the box's agent for a leaf per exec, and the agent a leaf of its own; descriptors of them."""
+        raise NotImplementedError
+
+    def remove(self) -> bool:
+        """Remove the leaf; False while a process is left."""
+        return all([_remove(path) for path in set(self.paths.values())])
+
+
+class CgroupsV1(Cgroups):
+    """One directory per controller hierarchy."""
+
+    version = 1
+
+    def __init__(self, mounts: dict[str, str]) -> None:
+        super().__init__()
+        self.roots = mounts
+        for base in self._bases():
+            os.mkdir(base)
+
+    def make(self, box: str) -> LeafV1:
+        paths = {name: "%s/%s/%s" % (root, self.name, box) for name, root in self.roots.items()}
+        for path in sorted(set(paths.values())):
+            os.mkdir(path)
+        return LeafV1(paths)
+
+
+class LeafV1(Leaf):
+    """A leaf in each v1 hierarchy."""
+
+    def __init__(self, paths: dict[str, str]) -> None:
+        self.paths = paths
+
+    def limit(self, memory: Optional[int], pids: Optional[int], quota_us: Optional[int], shares: Optional[int]) -> None:
+        if memory is not None:
+            self._limit_memory(memory)
+        if pids is not None:
+            _write(self.paths["pids"] + "/pids.max", pids)
+        if quota_us is not None:
+            _write(self.paths["cpu"] + "/cpu.cfs_quota_us", quota_us)
+        if shares is not None:
+            _write(self.paths["cpu"] + "/cpu.shares", shares)
+
+    def _limit_memory(self, memory: int) -> None:
+        plain = self.paths["memory"] + "/memory.limit_in_bytes"
+        with_swap = self.paths["memory"] + "/memory.memsw.limit_in_bytes"
+        if not os.path.exists(with_swap):
+            # Without swap accounting swappiness 0 keeps the leaf's anonymous pages out of swap.
+            _write(self.paths["memory"] + "/memory.swappiness", 0)
+            _write(plain, memory)
+            return
+        # memory <= memory+swap must hold at every moment, so the order depends on the direction.
+        grows = memory > int(_read(with_swap))
+        for path in (with_swap, plain) if grows else (plain, with_swap):
+            _write(path, memory)
+
+    def attach_descriptors(self) -> list[int]:
+        paths = sorted(set(self.paths.values()))
+        return [os.open(path + self._inner + "/tasks", os.O_WRONLY | os.O_CLOEXEC) for path in paths]
+
+    def freeze(self, frozen: bool) -> None:
+        _write(self.paths["freezer"] + "/freezer.state", "FROZEN" if frozen else "THAWED")
+
+    def files(self) -> dict[str, str]:
+        found = {
+            "cpu": self.paths["cpuacct"] + "/cpuacct.usage",
+            "peak": self.paths["memory"] + "/memory.max_usage_in_bytes",
+            "oom": self.paths["memory"] + "/memory.oom_control",
+            "pids": self.paths["pids"] + "/pids.peak",
+        }
+        return {name: path for name, path in found.items() if os.path.exists(path)}
+
+    def delegate(self, uid: int) -> list[int]:
+        self._inner = _AGENT_LEAF
+        descriptors = []
+        for path in sorted(set(self.paths.values())):
+            os.mkdir(path + self._inner)
+            os.chown(path, uid, -1)
+            descriptors.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        return descriptors
+
+
+class CgroupsV2(Cgroups):
+    """One directory in the unified hierarchy."""
+
+    version = 2
+
+    def __init__(self, mount: str) -> None:
+        super().__init__()
+        own = mount + _own_v2_path().rstrip("/")
+        if os.getuid() == 0:
+            root = mount
+        else:
+            root = own
+            self._leave(own)
+        self.roots = {"unified": root}
+        self._enable(root)
+        base = self._bases()[0]
+        os.mkdir(base)
+        self._enable(base)
+        # The templates clone straight into the leaves: they and the leaves need a common ancestor that the templates may write.
+        self.nursery = base + "/spawner"
+        os.mkdir(self.nursery)
+        self._owner: Optional[int] = None
+
+    def _sweep_roots(self) -> set[str]:
+        # A delegated scope dies with its spawner: only what stands at the top can be left over.
+        return set(self.roots.values()) if os.getuid() == 0 else set()
+
+    @staticmethod
+    def _leave(own: str) -> None:
+        """A cgroup with processes of its own cannot hand controllers down: move this one, the only one, out of the way."""
+        others = [pid for pid in _read(own + "/cgroup.procs").split() if int(pid) != os.getpid()]
+        if others:
+            raise CgroupError("the spawner's cgroup %s is shared with other processes" % own)
+        os.mkdir(own + "/spawner")
+        _write(own + "/spawner/cgroup.procs", os.getpid())
+
+    @staticmethod
+    def _enable(path: str) -> None:
+        have = _read(path + "/cgroup.controllers").split()
+        missing = [name for name in NEEDED if name not in have]
+        if missing:
+            raise CgroupError("cgroup v2 at %s has no %s controller" % (path, ", ".join(missing)))
+        enabled = _read(path + "/cgroup.subtree_control").split()
+        wanted = [name for name in NEEDED if name not in enabled]
+        if wanted:
+            _write(path + "/cgroup.subtree_control", " ".join("+" + name for name in wanted))
+
+    def adopt_template(self, pid: int, uid: Optional[int]) -> None:
+        # Cloning into a cgroup asks for write access to it and to the nearest ancestor it shares with the template.
+        _write(self.nursery + "/cgroup.procs", pid)
+        if uid is not None:
+            self._owner = uid
+            os.chown(self._bases()[0] + "/cgroup.procs", uid, -1)
+
+    def make(self, box: str) -> LeafV2:
+        path = self._bases()[0] + "/" + box
+        os.mkdir(path)
+        if self._owner is not None:
+            os.chown(path + "/cgroup.procs", self._owner, -1)
+        return LeafV2(path)
+
+
+class LeafV2(Leaf):
+    """A leaf in the unified hierarchy."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.paths = {"unified": path}
+
+    def limit(self, memory: Optional[int], pids: Optional[int], quota_us: Optional[int], shares: Optional[int]) -> None:
+        if memory is not None:
+            if os.path.exists(self.path + "/memory.swap.max"):
+                _write(self.path + "/memory.swap.max", 0)
+            _write(self.path + "/memory.max", memory)
+        if pids is not None:
+            _write(self.path + "/pids.max", pids)
+        if quota_us is not None:
+            _write(self.path + "/cpu.max", "%d %d" % (quota_us, _PERIOD_US))
+        if shares is not None:
+            # The conversion systemd and the container engines use: 2..262144 shares to 1..10000 weight.
+            _write(self.path + "/cpu.weight", 1 + (shares - 2) * 9999 // 262142)
+
+    def attach_descriptors(self) -> list[int]:
+        return [os.open(self.path + self._inner, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+
+    def freeze(self, frozen: bool) -> None:
+        _write(self.path + "/cgroup.freeze", 1 if frozen else 0)
+
+    def files(self) -> dict[str, str]:
+        found = {
+            "cpu": self.path + "/cpu.stat",
+            "peak": self.path + "/memory.peak",
+            "oom": self.path + "/memory.events",
+            "pids": self.path + "/pids.peak",
+        }
+        return {name: path for name, path in found.items() if os.path.exists(path)}
+
+    def delegate(self, uid: int) -> list[int]:
+        self._inner = _AGENT_LEAF
+        os.mkdir(self.path + self._inner)
+        _write(self.path + "/cgroup.subtree_control", "+memory +pids")
+        for name in ("", "/cgroup.procs"):
+            os.chown(self.path + name, uid, -1)
+        return [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+
+
+def find() -> Cgroups:
+    """The control groups this process may use; CgroupError says why there are none."""
+    mounts, unified = _mounts()
+    try:
+        if all(name in mounts for name in (*NEEDED, "cpuacct", "freezer")):
+            if os.getuid() != 0:
+                raise CgroupError("cgroup v1 needs root")
+            return CgroupsV1(mounts)
+        if unified is None:
+            raise CgroupError("no cgroup file system is mounted")
+        return CgroupsV2(unified)
+    except OSError as error:
+        raise CgroupError("cgroup: %s: %s" % (error.filename, error.strerror)) from error

@@ -1,0 +1,30 @@
+"""What init keeps, and what a program of the user does not get."""
+
+from __future__ import annotations
+
+import os
+
+from tidebox.spawner import seccomp
+from tidebox.spawner import syscalls as sys_
+
+# What init needs to start, signal and serve the files of processes of another uid, inside its own user namespace.
+INIT_CAPABILITIES = (sys_.CAP_CHOWN, sys_.CAP_DAC_OVERRIDE, sys_.CAP_KILL, sys_.CAP_SETGID, sys_.CAP_SETUID)
+
+# Built once in the spawner and inherited by every clone: assembling it costs more than loading it.
+_FILTER = seccomp.build_filter(os.uname().machine)
+
+
+def restrict_init(two_ids: bool) -> None:
+    """Leave init only the capabilities it needs (none where user code has its uid), undumpable, without a way to new privileges."""
+    keep = INIT_CAPABILITIES if two_ids else ()
+    sys_.drop_bounding_set(keep)
+    sys_.set_capabilities(keep)
+    sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
+    sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
+
+
+def confine_program() -> None:
+    """In a child that is already the user: no capability, the system call filter, dumpable again as any program is."""
+    sys_.set_capabilities(())
+    sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
+    sys_.load_seccomp(_FILTER)

@@ -1,0 +1,125 @@
+"""A cgroup leaf per exec in a long-lived box, beside the agent's own, so that kill, usage and OOM are per exec.
+
+The agent owns these directories (the spawner delegated them) and reaches them only through descriptors: the box has no cgroup file system.
+On v1 there is one directory per controller hierarchy, on v2 one.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+AGENT_LEAF = "agent"
+
+
+def _read(directory: int, path: str) -> Optional[str]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return None
+    try:
+        return os.read(fd, 65536).decode("ascii", "replace")
+    finally:
+        os.close(fd)
+
+
+def _write(directory: int, path: str, value: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.write(fd, value)
+    finally:
+        os.close(fd)
+
+
+class Leaves:
+    """The leaves of one box; a leaf is known by its number."""
+
+    def __init__(self, directories: list[int], version: int) -> None:
+        self._directories = directories
+        self._version = version
+        self._next = 0
+        self._leftover: set[int] = set()
+
+    def make(self) -> int:
+        """A new leaf in every hierarchy."""
+        self._collect()
+        number = self._next
+        self._next += 1
+        for directory in self._directories:
+            os.mkdir("e%d" % number, dir_fd=directory)
+        return number
+
+    def attach(self, number: int) -> None:
+        """Move the calling process into the leaf."""
+        name = "tasks" if self._version == 1 else "cgroup.procs"
+        for directory in self._directories:
+            _write(directory, "e%d/%s" % (number, name), b"0")
+
+    def kill(self, number: int) -> None:
+        """SIGKILL to everything in the leaf, whatever session or process group it hides in."""
+        if self._version == 2:
+            try:
+                _write(self._directories[0], "e%d/cgroup.kill" % number, b"1")
+                return
+            except FileNotFoundError:
+                pass  # before Linux 5.14
+        # A fork bomb outruns one pass; each pass can only leave what was born during it.
+        for _ in range(100):
+            pids = (_read(self._directories[0], "e%d/cgroup.procs" % number) or "").split()
+            if not pids:
+                return
+            for pid in pids:
+                try:
+                    os.kill(int(pid), 9)
+                except ProcessLookupError:
+                    pass
+
+    def usage(self, number: int) -> dict[str, int]:
+        """What the leaf has used: cpu_us, memory_peak_bytes, pids_peak, oom_kills, as far as the kernel counts it."""
+        found: dict[str, int] = {}
+        for directory in self._directories:
+            for name, value in _counters(directory, "e%d/" % number):
+                found[name] = value
+        return found
+
+    def remove(self, number: int) -> None:
+        """Remove the leaf as soon as its last process is gone."""
+        self._leftover.add(number)
+        self._collect()
+
+    def _collect(self) -> None:
+        for number in list(self._leftover):
+            try:
+                for directory in self._directories:
+                    try:
+                        os.rmdir("e%d" % number, dir_fd=directory)
+                    except FileNotFoundError:
+                        continue
+            except OSError:
+                continue  # still populated by a background process
+            self._leftover.discard(number)
+
+
+def _counters(directory: int, leaf: str) -> list[tuple[str, int]]:
+    found = []
+    for name, file, key, divisor in (
+        ("cpu_us", "cpuacct.usage", None, 1000),
+        ("cpu_us", "cpu.stat", "usage_usec", 1),
+        ("memory_peak_bytes", "memory.max_usage_in_bytes", None, 1),
+        ("memory_peak_bytes", "memory.peak", None, 1),
+        ("pids_peak", "pids.peak", None, 1),
+        ("oom_kills", "memory.oom_control", "oom_kill", 1),
+        ("oom_kills", "memory.events", "oom_kill", 1),
+    ):
+        text = _read(directory, leaf + file)
+        if text is None:
+            continue
+        if key is not None:
+            lines = [line.split() for line in text.splitlines()]
+            text = next((words[1] for words in lines if words[0] == key), "")
+        if text.strip().isdigit():
+            found.append((name, int(text) // divisor))
+    return found

@@ -1,0 +1,258 @@
+"""The spawner: a small, clean, single-threaded program that owns the boxes of one server.
+
+It holds the machine's side of a box (control groups, templates) and answers requests on one socket. When the server's end closes it ends
+every template, and with it every box, removes its control groups and exits.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import select
+
+from tidebox.spawner import cgroups, channel, template
+from tidebox.spawner.steps import StepFailed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional
+
+# Far above any range that adduser, systemd or the container tools hand out, below 2^31 for old tools.
+_FIRST_UID_BLOCK = 0x60000000
+_UID_BLOCKS = 4096
+_SPARE_LEAVES = 4
+_RETRY_SECONDS = 0.005
+
+
+class _Box:
+    def __init__(self, request: int, leaf: Optional[cgroups.Leaf], template_name: str) -> None:
+        self.request: Optional[int] = request
+        self.leaf = leaf
+        self.template_name = template_name
+        self.pidfd: Optional[int] = None
+
+
+class Spawner:
+    """Requests in, boxes out."""
+
+    def __init__(self, sock: _socket.socket) -> None:
+        self._sock = sock
+        self._epoll = select.epoll()
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        self._templates: dict[str, template.Template] = {}
+        self._names: dict[int, str] = {}
+        self._boxes: dict[str, _Box] = {}
+        self._spares: list[cgroups.Leaf] = []
+        self._leaf_number = 0
+        self._box_number = 0
+        self._closing: list[tuple[cgroups.Leaf, Optional[int]]] = []
+        self._uid_base = _FIRST_UID_BLOCK + os.getpid() % _UID_BLOCKS * template.UID_BLOCK if os.getuid() == 0 else None
+        self._cgroups: Optional[cgroups.Cgroups] = None
+        self._cgroup_problem: Optional[str] = None
+        try:
+            self._cgroups = cgroups.find()
+            self._cgroups.sweep()
+        except cgroups.CgroupError as error:
+            self._cgroup_problem = str(error)
+        self._operations: dict[str, Callable[[dict[str, Any], list[int]], Optional[dict[str, Any]]]] = {
+            "facts": self._facts,
+            "template": self._template,
+            "open": self._open,
+            "limit": self._limit,
+            "freeze": self._freeze,
+            "close": self._close,
+        }
+
+    def run(self) -> None:
+        """Serve until the server goes away."""
+        while True:
+            idle = self._replenish()
+            timeout = _RETRY_SECONDS if self._closing else (None if idle else 0.0)
+            for fd, _ in self._epoll.poll(timeout):
+                if fd != self._sock.fileno():
+                    self._from_template(self._names[fd])
+                elif not self._from_server():
+                    return
+            self._remove_closed()
+
+    def shut_down(self) -> None:
+        """End every box and remove what belongs to this spawner."""
+        for item in self._templates.values():
+            item.close()
+        if self._cgroups is not None:
+            # The kernel needs a moment to let go of the last dead process.
+            deadline = 200
+            while not self._cgroups.close() and deadline:
+                deadline -= 1
+                select.select([], [], [], _RETRY_SECONDS)
+
+    def _replenish(self) -> bool:
+        """Make one spare leaf while nothing else is to be done: True when there are enough."""
+        if self._cgroups is None or len(self._spares) >= _SPARE_LEAVES or not self._templates:
+            return True
+        self._spares.append(self._new_leaf())
+        return len(self._spares) >= _SPARE_LEAVES
+
+    def _new_leaf(self) -> cgroups.Leaf:
+        assert self._cgroups is not None
+        self._leaf_number += 1
+        return self._cgroups.make("b%d" % self._leaf_number)
+
+    def _from_server(self) -> bool:
+        received = channel.receive(self._sock)
+        if received is None:
+            return False
+        message, descriptors = received
+        request = message["id"]
+        try:
+            answer = self._operations[message["op"]](message, descriptors)
+        except StepFailed as error:
+            answer = {"failed": error.step, "errno": error.errno, "text": os.strerror(error.errno)}
+        except OSError as error:
+            step = "%s %s" % (message["op"], error.filename or "")
+            answer = {"failed": step.strip(), "errno": error.errno or 0, "text": error.strerror or str(error)}
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if answer is not None:
+            channel.send(self._sock, {"re": request, **answer})
+        return True
+
+    def _facts(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        version = self._cgroups.version if self._cgroups is not None else 0
+        return {
+            "cgroup": version,
+            "cgroup_problem": self._cgroup_problem,
+            "two_ids": self._uid_base is not None,
+            "pid": os.getpid(),
+        }
+
+    def _template(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        name = message["name"]
+        if name not in self._templates:
+            made = template.start(message["plan"], self._uid_base)
+            if self._cgroups is not None:
+                self._cgroups.adopt_template(made.pid, self._uid_base)
+            self._templates[name] = made
+            self._names[made.sock.fileno()] = name
+            self._epoll.register(made.sock.fileno(), select.EPOLLIN)
+        return {}
+
+    def _open(self, message: dict[str, Any], descriptors: list[int]) -> Optional[dict[str, Any]]:
+        name = message["template"]
+        if name not in self._templates:
+            return {"failed": "template is gone", "errno": 0, "text": name}
+        leaf = None
+        attach: list[int] = []
+        delegated: list[int] = []
+        number = self._box_number
+        self._box_number += 1
+        if self._cgroups is not None and message["cgroup"]:
+            leaf = self._spares.pop() if self._spares else self._new_leaf()
+            try:
+                leaf.limit(*message["limits"])
+                if message["leaves"]:
+                    owner = os.getuid() if self._uid_base is None else self._uid_base + template.agent_id(number)
+                    delegated = leaf.delegate(owner)
+                attach = leaf.attach_descriptors()
+            except OSError:
+                self._closing.append((leaf, None))
+                raise
+        self._boxes[message["box"]] = _Box(message["id"], leaf, name)
+        order = {
+            "box": message["box"],
+            "number": number,
+            "plan": message["plan"],
+            "generation": message["generation"],
+            "cgroup": self._cgroups.version if leaf is not None and self._cgroups is not None else 0,
+            "leaves": len(delegated),
+        }
+        channel.send(self._templates[name].sock, order, (descriptors[0], *attach, *delegated))
+        for descriptor in (*attach, *delegated):
+            os.close(descriptor)
+        return None
+
+    def _from_template(self, name: str) -> None:
+        try:
+            received = channel.receive(self._templates[name].sock)
+        except OSError:
+            received = None
+        if received is None:
+            self._template_died(name)
+            return
+        message, descriptors = received
+        box = self._boxes.get(message["box"])
+        if box is None or box.request is None:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif "cloned" in message:
+            box.pidfd = descriptors[0]
+        elif "ready" in message and box.pidfd is not None:
+            files = box.leaf.files() if box.leaf is not None else {}
+            channel.send(self._sock, {"re": box.request, "files": files}, (box.pidfd, descriptors[0]))
+            os.close(descriptors[0])
+            os.close(box.pidfd)
+            box.pidfd = None
+            box.request = None
+        else:
+            self._fail_open(message["box"], str(message["failed"]), int(message["errno"]), str(message["text"]))
+
+    def _fail_open(self, name: str, step: str, number: int, text: str) -> None:
+        box = self._boxes.pop(name)
+        channel.send(self._sock, {"re": box.request, "failed": step, "errno": number, "text": text})
+        if box.pidfd is not None:
+            os.close(box.pidfd)
+        if box.leaf is not None:
+            self._closing.append((box.leaf, None))
+
+    def _template_died(self, name: str) -> None:
+        item = self._templates.pop(name)
+        del self._names[item.sock.fileno()]
+        self._epoll.unregister(item.sock.fileno())
+        item.close()
+        for box, entry in list(self._boxes.items()):
+            if entry.template_name == name and entry.request is not None:
+                self._fail_open(box, "template died", 0, name)
+
+    def _limit(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        leaf = self._boxes[message["box"]].leaf
+        if leaf is not None:
+            leaf.limit(*message["limits"])
+        return {}
+
+    def _freeze(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        leaf = self._boxes[message["box"]].leaf
+        if leaf is None:
+            return {"failed": "freeze", "errno": 0, "text": "the box has no cgroup"}
+        leaf.freeze(message["frozen"])
+        return {}
+
+    def _close(self, message: dict[str, Any], descriptors: list[int]) -> Optional[dict[str, Any]]:
+        box = self._boxes.pop(message["box"], None)
+        if box is None or box.leaf is None:
+            return {}
+        if box.leaf.remove():
+            return {}
+        self._closing.append((box.leaf, message["id"]))
+        return None
+
+    def _remove_closed(self) -> None:
+        waiting = []
+        for leaf, request in self._closing:
+            if not leaf.remove():
+                waiting.append((leaf, request))
+            elif request is not None:
+                channel.send(self._sock, {"re": request})
+        self._closing = waiting
+
+
+def main(descriptor: int) -> None:
+    """Run the spawner on the inherited socket ``descriptor``."""
+    os.set_inheritable(descriptor, False)
+    spawner = Spawner(_socket.socket(fileno=descriptor))
+    try:
+        spawner.run()
+    except OSError:
+        pass  # the server vanished in the middle of an answer
+    finally:
+        spawner.shut_down()

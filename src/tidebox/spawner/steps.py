@@ -1,0 +1,207 @@
+"""The steps a plan is made of, and the executor that fails closed naming the step.
+
+A plan is an ordered list ``[name, argument, ...]`` made elsewhere by pure code. Nothing here decides; an unknown or failing step
+ends the set-up with ``StepFailed`` and the half-made process exits.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import fcntl
+import os
+
+from tidebox.spawner import syscalls as sys_
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+_SIOCGIFFLAGS = 0x8913
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
+
+_ATTRIBUTES = {
+    "ro": (sys_.MS_RDONLY, sys_.MOUNT_ATTR_RDONLY),
+    "nosuid": (sys_.MS_NOSUID, sys_.MOUNT_ATTR_NOSUID),
+    "nodev": (sys_.MS_NODEV, sys_.MOUNT_ATTR_NODEV),
+    "noexec": (sys_.MS_NOEXEC, sys_.MOUNT_ATTR_NOEXEC),
+}
+
+
+class StepFailed(Exception):
+    """A set-up step failed; ``step`` names it."""
+
+    def __init__(self, step: str, error: OSError) -> None:
+        super().__init__("%s: %s" % (step, error.strerror))
+        self.step = step
+        self.errno = error.errno or 0
+
+
+def execute(plan: list[list[Any]]) -> None:
+    """Run every step in order; the first failure ends it."""
+    for step in plan:
+        name, arguments = step[0], step[1:]
+        try:
+            _STEPS[name](*arguments)
+        except OSError as error:
+            shown = [str(argument) for argument in arguments[:2] if isinstance(argument, str) and len(argument) < 80]
+            raise StepFailed(" ".join([name, *shown]), error) from error
+        except KeyError as error:
+            raise StepFailed(name, OSError(errno.EINVAL, "unknown step")) from error
+
+
+def _flags(attributes: list[str]) -> int:
+    return sum(_ATTRIBUTES[name][0] for name in attributes)
+
+
+def _private() -> None:
+    sys_.mount(None, "/", None, sys_.MS_REC | sys_.MS_PRIVATE)
+
+
+def _stage() -> None:
+    """Stand on an empty tmpfs with the machine at /old and the root to be built at /new."""
+    sys_.mount("tmpfs", "/tmp", "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "mode=0755,size=16m")
+    os.mkdir("/tmp/old")
+    os.mkdir("/tmp/new", 0o755)
+    sys_.pivot_root("/tmp", "/tmp/old")
+    os.chdir("/")
+
+
+def _root_tmpfs() -> None:
+    sys_.mount("tmpfs", "/new", "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "mode=0755,size=16m")
+
+
+def _root_bind(source: str) -> None:
+    sys_.mount("/old" + source, "/new", None, sys_.MS_BIND)
+    _restrict("/new", ["ro", "nosuid", "nodev"])
+
+
+def _enter() -> None:
+    """Make /new the root and let go of the machine's file systems."""
+    os.chdir("/new")
+    sys_.pivot_root(".", ".")
+    sys_.unmount(".", sys_.MNT_DETACH)
+    os.chdir("/")
+
+
+def _mkdir(path: str, mode: int) -> None:
+    os.makedirs(path, mode, exist_ok=True)
+
+
+def _symlink(target: str, path: str) -> None:
+    os.symlink(target, path)
+
+
+def _file(path: str, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def _bind(source: str, target: str, attributes: list[str]) -> None:
+    """Bind a directory or file of the machine; its target is made."""
+    if os.path.isdir(source):
+        os.makedirs(target, 0o755, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    sys_.mount(source, target, None, sys_.MS_BIND | sys_.MS_REC)
+    if attributes:
+        _restrict(target, attributes)
+
+
+def _restrict(target: str, attributes: list[str]) -> None:
+    try:
+        sys_.restrict_mount(target, sum(_ATTRIBUTES[name][1] for name in attributes))
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        _restrict_one_by_one(target, attributes)
+
+
+def _restrict_one_by_one(target: str, attributes: list[str]) -> None:
+    """The same before Linux 5.12: remount every mount below; what the machine already restricts must be repeated."""
+    with open("/proc/self/mountinfo" if os.path.exists("/proc/self") else "/old/proc/self/mountinfo") as file:
+        lines = [line.split() for line in file]
+    for fields in lines:
+        point, options = fields[4], fields[5].split(",")
+        if point == target or point.startswith(target.rstrip("/") + "/"):
+            keep = [name for name in options if name in _ATTRIBUTES]
+            flags = _flags(sorted({*keep, *attributes}))
+            sys_.mount(None, point, None, sys_.MS_REMOUNT | sys_.MS_BIND | flags)
+
+
+def _read_only_root() -> None:
+    sys_.mount(None, "/", None, sys_.MS_REMOUNT | sys_.MS_BIND | sys_.MS_RDONLY | sys_.MS_NOSUID | sys_.MS_NODEV)
+
+
+def _tmpfs(path: str, attributes: list[str], options: str) -> None:
+    sys_.mount("tmpfs", path, "tmpfs", _flags(attributes), options)
+
+
+def _proc(path: str) -> None:
+    sys_.mount("proc", path, "proc", sys_.MS_NOSUID | sys_.MS_NODEV | sys_.MS_NOEXEC)
+
+
+def _read_only(path: str) -> None:
+    flags = sys_.MS_RDONLY | sys_.MS_NOSUID | sys_.MS_NODEV | sys_.MS_NOEXEC
+    sys_.mount(None, path, None, sys_.MS_REMOUNT | sys_.MS_BIND | flags)
+
+
+def _devpts(path: str) -> None:
+    # No gid=: the tty group is not mapped here, and the kernel refuses an id that is not.
+    sys_.mount("devpts", path, "devpts", sys_.MS_NOSUID | sys_.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
+
+
+def _cover(source: str, paths: list[str]) -> None:
+    """Hide paths behind an empty source."""
+    for path in paths:
+        sys_.mount(source, path, None, sys_.MS_BIND)
+
+
+def _write(path: str, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def _loopback() -> None:
+    """Bring ``lo`` up: without it servers of a program on 127.0.0.1 cannot be reached by the program itself."""
+    sock = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+    try:
+        request = b"lo".ljust(16, b"\0") + bytes(24)
+        request = fcntl.ioctl(sock.fileno(), _SIOCGIFFLAGS, request)
+        flags = int.from_bytes(request[16:18], "little") | _IFF_UP
+        fcntl.ioctl(sock.fileno(), _SIOCSIFFLAGS, request[:16] + flags.to_bytes(2, "little") + request[18:])
+    finally:
+        sock.close()
+
+
+def _cgroup_namespace() -> None:
+    sys_.unshare(sys_.CLONE_NEWCGROUP)
+
+
+_STEPS: dict[str, Callable[..., None]] = {
+    "private": _private,
+    "stage": _stage,
+    "root_tmpfs": _root_tmpfs,
+    "root_bind": _root_bind,
+    "enter": _enter,
+    "mkdir": _mkdir,
+    "symlink": _symlink,
+    "file": _file,
+    "bind": _bind,
+    "restrict": _restrict,
+    "read_only_root": _read_only_root,
+    "tmpfs": _tmpfs,
+    "proc": _proc,
+    "read_only": _read_only,
+    "devpts": _devpts,
+    "cover": _cover,
+    "write": _write,
+    "loopback": _loopback,
+    "hostname": sys_.set_hostname,
+    "cgroup_namespace": _cgroup_namespace,
+}

@@ -1,0 +1,217 @@
+"""The few system calls Python has no name for, each raising OSError on failure.
+
+Called through ``PyDLL`` so that the interpreter lock is kept: the spawner is single-threaded, and releasing the lock around a
+``clone3`` would let the child come back without it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+_libc = ctypes.PyDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+_MACHINE = os.uname().machine
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_PIDFD = 0x00001000
+CLONE_INTO_CGROUP = 0x200000000
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+
+MOUNT_ATTR_RDONLY = 0x1
+MOUNT_ATTR_NOSUID = 0x2
+MOUNT_ATTR_NODEV = 0x4
+MOUNT_ATTR_NOEXEC = 0x8
+
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+MOVE_MOUNT_F_EMPTY_PATH = 0x4
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_KEEPCAPS = 8
+PR_SET_SECCOMP = 22
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+CAP_CHOWN = 0
+CAP_DAC_OVERRIDE = 1
+CAP_KILL = 5
+CAP_SETGID = 6
+CAP_SETUID = 7
+CAP_LAST = 40
+
+# The calls newer than both architectures' split share one number; pivot_root and capset do not.
+_NR_OPEN_TREE = 428
+_NR_MOVE_MOUNT = 429
+_NR_CLONE3 = 435
+_NR_MOUNT_SETATTR = 442
+_NR_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}[_MACHINE]
+_NR_CAPSET = {"x86_64": 126, "aarch64": 91}[_MACHINE]
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), what)
+    return result
+
+
+class _CloneArgs(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "flags",
+            "pidfd",
+            "child_tid",
+            "parent_tid",
+            "exit_signal",
+            "stack",
+            "stack_size",
+            "tls",
+            "set_tid",
+            "set_tid_size",
+            "cgroup",
+        )
+    ]
+
+
+_SIGCHLD = 17
+_before_fork = ctypes.pythonapi.PyOS_BeforeFork
+_after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Child
+_after_fork_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
+_before_fork.restype = _after_fork_child.restype = _after_fork_parent.restype = None
+
+
+def clone(flags: int, cgroup: Optional[int] = None) -> tuple[int, int]:
+    """Fork with ``flags`` (and into the v2 ``cgroup`` directory); (0, -1) in the child, (pid, pidfd) in the parent."""
+    pidfd = ctypes.c_int(-1)
+    args = _CloneArgs(flags=flags | CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=_SIGCHLD)
+    if cgroup is not None:
+        args.flags |= CLONE_INTO_CGROUP
+        args.cgroup = cgroup
+    _before_fork()
+    pid = _syscall(_NR_CLONE3, ctypes.byref(args), ctypes.sizeof(args))
+    if pid == 0:
+        _after_fork_child()
+        return 0, -1
+    code = ctypes.get_errno()
+    _after_fork_parent()
+    if pid < 0:
+        raise OSError(code, os.strerror(code), "clone3")
+    return pid, pidfd.value
+
+
+def unshare(flags: int) -> None:
+    """Enter new namespaces."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def _text(value: Optional[str]) -> Optional[bytes]:
+    return None if value is None else os.fsencode(value)
+
+
+def mount(source: Optional[str], target: str, kind: Optional[str], flags: int, data: Optional[str] = None) -> None:
+    """mount(2)."""
+    _check(_libc.mount(_text(source), _text(target), _text(kind), ctypes.c_ulong(flags), _text(data)), target)
+
+
+def unmount(target: str, flags: int = MNT_DETACH) -> None:
+    """umount2(2)."""
+    _check(_libc.umount2(_text(target), flags), target)
+
+
+def pivot_root(new: str, old: str) -> None:
+    """pivot_root(2)."""
+    _check(_syscall(_NR_PIVOT_ROOT, _text(new), _text(old)), new)
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd")]
+
+
+def restrict_mount(target: str, attributes: int, recursive: bool = True) -> None:
+    """Set mount attributes (read-only, nosuid, ...) on a whole tree: mount_setattr(2), Linux 5.12."""
+    attr = _MountAttr(attr_set=attributes)
+    flags = AT_RECURSIVE if recursive else 0
+    _check(_syscall(_NR_MOUNT_SETATTR, -100, _text(target), flags, ctypes.byref(attr), ctypes.sizeof(attr)), target)
+
+
+def open_tree(path: str) -> int:
+    """A descriptor of a detached clone of the mount at ``path``."""
+    return _check(_syscall(_NR_OPEN_TREE, -100, _text(path), OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC), path)
+
+
+def move_mount(tree: int, target: str) -> None:
+    """Attach the detached mount ``tree`` at ``target``."""
+    _check(_syscall(_NR_MOVE_MOUNT, tree, b"", -100, _text(target), MOVE_MOUNT_F_EMPTY_PATH), target)
+
+
+def set_hostname(name: str) -> None:
+    """sethostname(2)."""
+    raw = name.encode()
+    _check(_libc.sethostname(raw, len(raw)), "sethostname")
+
+
+def prctl(option: int, value: int = 0, what: str = "prctl") -> int:
+    """prctl(2) with one argument."""
+    return _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), what)
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+class _CapData(ctypes.Structure):
+    _fields_ = [("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32)]
+
+
+def set_capabilities(keep: tuple[int, ...]) -> None:
+    """Make ``keep`` the effective and permitted set; nothing is inheritable or ambient."""
+    mask = sum(1 << number for number in keep)
+    data = (_CapData * 2)()
+    for word in (0, 1):
+        data[word].effective = data[word].permitted = (mask >> (32 * word)) & 0xFFFFFFFF
+    header = _CapHeader(0x20080522, 0)
+    _check(_syscall(_NR_CAPSET, ctypes.byref(header), data), "capset")
+
+
+def drop_bounding_set(keep: tuple[int, ...]) -> None:
+    """Remove every capability but ``keep`` from the bounding set."""
+    for number in range(CAP_LAST + 1):
+        if number not in keep:
+            prctl(PR_CAPBSET_DROP, number, "drop bounding set")
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+
+
+def load_seccomp(instructions: bytes) -> None:
+    """Install a seccomp filter on this thread, for ever."""
+    program = _Program(len(instructions) // 8, instructions)
+    _check(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(program), 0, 0), "seccomp")

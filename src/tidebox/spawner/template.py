@@ -1,0 +1,192 @@
+"""A template: one warm process per image from which boxes are cloned.
+
+It stands in namespaces of its own on the image's prepared read-only root, so that a box adds only what is its own. It has no power on the machine:
+as root it lives in a user namespace over a block of unused uids, without root in one over the caller's uid.
+"""
+
+from __future__ import annotations
+
+import _socket
+import gc
+import os
+import select
+
+from tidebox.spawner import channel, steps
+from tidebox.spawner import syscalls as sys_
+from tidebox.spawner.box import BoxOrder, run_box
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn, Optional
+
+_OUTER = sys_.CLONE_NEWNS | sys_.CLONE_NEWPID | sys_.CLONE_NEWNET | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
+_INNER = _OUTER | sys_.CLONE_NEWUSER
+UID_BLOCK = 65536
+_AGENT_UID, USER_UID = 0, 1000
+
+
+def agent_id(number: int) -> int:
+    """The id, in the template's namespace, of the agent of box ``number``; user code has the one after it."""
+    return 1 + 2 * (number % (UID_BLOCK // 2 - 1))
+
+
+class Template:
+    """The spawner's handle of a template process."""
+
+    def __init__(self, pid: int, pidfd: int, sock: _socket.socket) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self.sock = sock
+
+    def close(self) -> None:
+        """End it, and with it every box cloned from it."""
+        self.sock.close()
+        try:
+            os.kill(self.pid, 9)
+        except ProcessLookupError:
+            pass
+        os.waitpid(self.pid, 0)
+        os.close(self.pidfd)
+
+
+def _map_ids(pid: int, uid_map: str, gid_map: str, deny_setgroups: bool) -> None:
+    names = [("uid_map", uid_map), ("gid_map", gid_map)]
+    if deny_setgroups:
+        names.insert(0, ("setgroups", "deny"))
+    for name, value in names:
+        fd = os.open("/proc/%d/%s" % (pid, name), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, value.encode())
+        finally:
+            os.close(fd)
+
+
+def start(plan: list[list[Any]], uid_base: Optional[int]) -> Template:
+    """Fork a template that executes ``plan``; ``uid_base`` is the first uid of its block, None without root."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    flags = _OUTER if uid_base is not None else _INNER
+    pid, pidfd = sys_.clone(flags)
+    if pid == 0:
+        ours.close()
+        _main(theirs, plan, uid_base)
+    theirs.close()
+    template = Template(pid, pidfd, ours)
+    try:
+        _introduce(template, uid_base)
+    except BaseException:
+        template.close()
+        raise
+    return template
+
+
+def _introduce(template: Template, uid_base: Optional[int]) -> None:
+    """Map the new user namespace's ids when the template asks, then wait until it is ready."""
+    while True:
+        received = channel.receive(template.sock)
+        if received is None:
+            raise steps.StepFailed("template", OSError(0, "died while it was set up"))
+        message = received[0]
+        if "failed" in message:
+            raise steps.StepFailed(str(message["failed"]), OSError(int(message["errno"]), str(message["text"])))
+        if "map" not in message:
+            return
+        try:
+            if uid_base is not None:
+                block = "0 %d %d\n" % (uid_base, UID_BLOCK)
+                _map_ids(template.pid, block, block, deny_setgroups=False)
+            else:
+                _map_ids(template.pid, "0 %d 1\n" % os.getuid(), "0 %d 1\n" % os.getgid(), deny_setgroups=True)
+        except OSError as error:
+            raise steps.StepFailed("map user ids", error) from error
+        channel.send(template.sock, {})
+
+
+def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: Optional[int]) -> NoReturn:
+    status = 1
+    try:
+        _build(sock, plan, uid_base)
+        channel.send(sock, {"ready": True})
+        _serve(sock, uid_base is not None)
+        status = 0
+    except steps.StepFailed as error:
+        channel.send(sock, {"failed": error.step, "errno": error.errno, "text": os.strerror(error.errno)})
+    finally:
+        os._exit(status)
+
+
+def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: Optional[int]) -> None:
+    keep = sock.fileno()
+    os.closerange(3, keep)
+    os.closerange(keep + 1, 65536)
+    if uid_base is None:
+        _become_mapped_root(sock)
+    steps.execute(plan)
+    if uid_base is not None:
+        # Entered only now: as a user without rights on the machine it could not have reached every directory of the plan.
+        try:
+            sys_.unshare(sys_.CLONE_NEWUSER)
+        except OSError as error:
+            raise steps.StepFailed("user namespace", error) from error
+        _become_mapped_root(sock)
+    # The change of identity made the process undumpable, and then the id maps of its children could not be written.
+    sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
+    sys_.prctl(sys_.PR_SET_PDEATHSIG, 9)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def _become_mapped_root(sock: _socket.socket) -> None:
+    channel.send(sock, {"map": True})
+    if channel.receive(sock) is None:
+        os._exit(1)
+    try:
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+    except OSError as error:
+        raise steps.StepFailed("become root of the user namespace", error) from error
+
+
+def _serve(sock: _socket.socket, two_ids: bool) -> None:
+    """Clone a box per request and reap the dead ones, until the spawner is gone."""
+    epoll = select.epoll()
+    epoll.register(sock.fileno(), select.EPOLLIN)
+    while True:
+        for fd, _ in epoll.poll():
+            if fd != sock.fileno():
+                os.waitid(os.P_PIDFD, fd, os.WEXITED)
+                os.close(fd)
+                continue
+            received = channel.receive(sock)
+            if received is None:
+                return
+            order = BoxOrder(*received)
+            pidfd = _clone_box(sock, order, two_ids)
+            for descriptor in order.descriptors:
+                os.close(descriptor)
+            if pidfd is not None:
+                epoll.register(pidfd, select.EPOLLIN)
+
+
+def _clone_box(sock: _socket.socket, order: BoxOrder, two_ids: bool) -> Optional[int]:
+    gate_read, gate_write = os.pipe()
+    try:
+        pid, pidfd = sys_.clone(_INNER, order.cgroup_directory)
+        if pid == 0:
+            run_box(sock, order, gate_read, two_ids)
+        channel.send(sock, {"box": order.box, "cloned": pid}, (pidfd,))
+        if two_ids:
+            agent = agent_id(order.number)
+            ids = "%d %d 1\n%d %d 1\n" % (_AGENT_UID, agent, USER_UID, agent + 1)
+        else:
+            ids = "%d 0 1\n" % USER_UID
+        _map_ids(pid, ids, ids, deny_setgroups=not two_ids)
+        os.write(gate_write, b"+")
+        return pidfd
+    except OSError as error:
+        # The child, if there is one, finds the gate closed and goes away by itself.
+        channel.send(sock, {"box": order.box, "failed": "clone", "errno": error.errno or 0, "text": str(error)})
+        return None
+    finally:
+        os.close(gate_read)
+        os.close(gate_write)

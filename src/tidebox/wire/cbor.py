@@ -1,13 +1,15 @@
 """A small CBOR codec (RFC 8949): strict on output, liberal and hostile-safe on input.
 
-Output is definite and shortest-form. Input may be indefinite, may use longer heads than needed and may wrap byte strings in
-tag 64 (RFC 8746, sent by the TypeScript client). Every length is checked against the bytes that are there before anything is
-allocated, and nesting is capped. Decoding a memoryview gives byte strings as slices of it, so that large payloads are not copied.
+Output is definite and shortest-form. Input may be indefinite, may use longer heads than needed and may wrap byte
+strings in tag 64 (RFC 8746, sent by the TypeScript client). Every length is checked against the bytes that are there
+before anything is allocated, and nesting is capped. Decoding a memoryview gives byte strings as slices of it, so that
+large payloads are not copied.
 """
 
 from __future__ import annotations
 
-from struct import Struct, error as StructError
+from struct import Struct
+from struct import error as StructError
 
 from tidebox.wire.errors import CborError
 
@@ -54,7 +56,7 @@ def head(major: int, value: int) -> bytes:
 
 
 def text_bytes(text: str) -> bytes:
-    """UTF-8 of a text; undecodable bytes that Python smuggled into it become U+FFFD, since CBOR text must be valid UTF-8."""
+    """UTF-8 of a text; undecodable bytes that Python smuggled into it become U+FFFD: CBOR text must be valid."""
     try:
         return text.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,9 @@
 """Both ends of the protocol without I/O: bytes in, messages out, bytes to send.
 
-Host side: ``HostConnection`` shakes hands (with an agent directly, or as the client of a relay), agrees on one generation and
-gates every message type before it is sent. Agent side: ``AgentConnection`` gives either a message or the reason why a frame is
-none. Both are driven the same way: receive into ``reader.buffer()``, call ``reader.received(n)``, then ``next_item()`` until None.
+Host side: ``HostConnection`` shakes hands (with an agent directly, or as the client of a relay), agrees on one
+generation and gates every message type before it is sent. Agent side: ``AgentConnection`` gives either a message or the
+reason why a frame is none. Both are driven the same way: receive into ``reader.buffer()``, call ``reader.received(n)``,
+then ``next_item()`` until None.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class AgentConnection:
             wire_name = envelope.wire_name
             self.peer_generation = envelope.generation
             message_type = envelope.message_type()
-            if message_type.GENERATION > self.generation:
+            if self.generation < message_type.GENERATION:
                 raise UnknownMessageType(wire_name)
             if not message_type.DIRECTION & TO_GUEST:
                 return None
@@ -152,12 +153,10 @@ class AgentConnection:
 class HostConnection:
     """The host's end of a stream: to an agent (default) or, with ``through_relay``, to a relay socket."""
 
-    def __init__(
-        self, generation: int = GENERATION, *, ids: IdRange | None = None, through_relay: bool = False
-    ) -> None:
+    def __init__(self, generation: int = GENERATION, *, through_relay: bool = False) -> None:
         self.reader = FrameReader()
         # Relay clients get low slots first, so our own ids come from the last one.
-        self.ids = ids or slot_range(MAX_CLIENTS - 1)
+        self.ids = slot_range(MAX_CLIENTS - 1)
         self.resolved: InitResolved | None = None
         self.ready: Ready | None = None
         # The cached frame that a relay repeats to each of its clients.
@@ -176,11 +175,11 @@ class HostConnection:
 
     def supports(self, message_type: type[Message]) -> bool:
         """Whether the peer knows a message type."""
-        return message_type.GENERATION <= self.negotiated
+        return self.negotiated >= message_type.GENERATION
 
     def ensure_version_compat(self, message_type: type[Message]) -> None:
         """Raise UnsupportedOperation for a type that the peer is too old for."""
-        if message_type.GENERATION > self.negotiated:
+        if self.negotiated < message_type.GENERATION:
             raise UnsupportedOperation(message_type.WIRE, message_type.GENERATION, self.negotiated)
 
     def boot(self, bootstrap: Bootstrap) -> bytes:
@@ -250,8 +249,8 @@ class HostConnection:
         elif isinstance(message, Ready):
             if theirs < OLDEST_GENERATION:
                 raise PeerTooOld(
-                    f"the sandbox speaks protocol generation {theirs}, the oldest supported one is {OLDEST_GENERATION}; "
-                    "recreate the sandbox"
+                    f"the sandbox speaks protocol generation {theirs}, the oldest supported one is "
+                    f"{OLDEST_GENERATION}; recreate the sandbox"
                 )
             self.ready = message
             self.ready_frame = frame

@@ -1,4 +1,4 @@
-"""The body of a frame: a CBOR map of ``v`` (generation of the sender), ``t`` (wire name) and ``p`` (payload, CBOR in bytes)."""
+"""The body of a frame: a CBOR map of ``v`` (the sender's generation), ``t`` (wire name) and ``p`` (payload bytes)."""
 
 from __future__ import annotations
 

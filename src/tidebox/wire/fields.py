@@ -227,7 +227,8 @@ class Struct:
         return item
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other.__dict__ == self.__dict__
+        # By what is written, so that a list and a tuple of the same members are the same.
+        return isinstance(other, Struct) and type(other) is type(self) and bool(other.to_item() == self.to_item())
 
     __hash__ = None  # type: ignore[assignment]
 

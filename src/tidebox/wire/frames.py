@@ -63,9 +63,9 @@ def encode_frame(id: int, flags: int, body: Buffer) -> bytes:
 class FrameReader:
     """Cuts a byte stream into frames.
 
-    Either receive into ``buffer()`` and tell the count with ``received()``, or ``feed()`` bytes; then call ``next_frame()``
-    until it gives None. Frames that were complete before a broken one are still given; the broken one raises FrameError, and
-    so does every call after it. Receiving is only allowed once next_frame() has given None.
+    Receive into ``buffer()`` and tell the count with ``received()``; then call ``next_frame()`` until it gives None,
+    and only then receive again. Frames that were complete before a broken one are still given; the broken one raises
+    FrameError, and so does every call after it. ``feed()`` does all of this for bytes that are already in memory.
     """
 
     __slots__ = ("_scratch", "_view", "_start", "_end", "_large", "_large_filled", "_whole")

@@ -395,7 +395,7 @@ class EnvVar(Struct):
 
 
 class Bootstrap(Message):
-    """What the agent is to set up before it is ready; mounts and network are opaque to agents without a kernel of their own."""
+    """What the agent is to set up before it is ready; mounts and network are opaque to agents without own kernel."""
 
     WIRE, GENERATION, DIRECTION = "core.bootstrap", 7, TO_GUEST
     block_root: Any = field(ANY, default=None, omit=True)

@@ -27,7 +27,7 @@ def snapshot(generation: int) -> dict[str, Any]:
         "message_types": [
             {"introduced_in": message_type.GENERATION, "wire": message_type.WIRE}
             for message_type in MESSAGE_TYPES
-            if message_type.GENERATION <= generation
+            if generation >= message_type.GENERATION
         ],
         "protocol_version": generation,
     }

@@ -1,4 +1,4 @@
-"""``python -m tidebox.wire.schema``: print the current generation's surface; ``--bless`` writes its file, and only that one."""
+"""``python -m tidebox.wire.schema``: print the current generation's surface; ``--bless`` writes its file only."""
 
 from __future__ import annotations
 

@@ -1,0 +1,322 @@
+"""A warm Python: forked from a running interpreter, it becomes the program it is given as if it had just been started.
+
+``capture`` notes what a bare interpreter looks like. ``park`` runs in a forked child whose descriptors 0, 1 and 2 are
+the program's: it restores that look, does whatever can be done before the program is known, and waits for the program
+block on stdin. Where acting as the interpreter would is not worth the trouble (a source that is no text, a missing
+file, a directory) the process executes the interpreter.
+
+What remains different from a plain start: ``/proc/self/cmdline`` and ``/proc/self/environ``, the hash seed shared with
+other children of the same interpreter, ``gc.get_freeze_count()``, classes of ours in ``object.__subclasses__()``, and
+that no trace or profile function is called for exit handlers.
+"""
+
+from __future__ import annotations
+
+import _io
+import _signal  # type: ignore[import-not-found]
+import errno
+import gc
+import os
+import sys
+import time
+
+from tidebox.spawner import frames, leaving, program
+
+try:
+    import resource
+except ImportError:
+    resource = None  # type: ignore[assignment]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import CodeType
+    from typing import Any, NoReturn
+
+    from tidebox.spawner.program import Program
+
+# Exit statuses every shell gives for a command that is not there, or is there and cannot be executed.
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+_SIGINT, _SIGKILL, _SIGPIPE, _SIGSTOP, _SIGXFSZ = 2, 9, 13, 19, 25
+_USER_LIBRARY = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+_GC_THRESHOLDS = gc.get_threshold()
+
+
+class Baseline:
+    """What a bare interpreter of this kind has right after its start."""
+
+    __slots__ = ("modules", "path", "main_names", "meta_path", "path_hooks")
+
+    def __init__(self, modules: Iterable[str], path: Iterable[str]) -> None:
+        self.modules = frozenset(modules)
+        self.path = list(path)
+        self.main_names = frozenset(sys.modules["__main__"].__dict__)
+        self.meta_path = list(sys.meta_path)
+        self.path_hooks = list(sys.path_hooks)
+
+
+_baseline: Baseline
+
+
+def capture(modules: Iterable[str], path: Iterable[str]) -> None:
+    """Note the names of a bare interpreter's modules and its ``sys.path`` without the first entry."""
+    global _baseline
+    _baseline = Baseline(modules, path)
+
+
+def park(args: list[str]) -> NoReturn:
+    """Become a bare interpreter, wait for a program on descriptor 0, be that program, and end as it ends."""
+    try:
+        _plain_signals()
+        _standard_streams()
+        _forget_ourselves()
+        _touch()
+        # After the freeze: the program's own names must be within reach of the collector when it ends.
+        _fresh_main()
+        order = program.read(0)
+    except (OSError, program.BadProgram) as error:
+        _fail(f"no program: {error}", NOT_EXECUTABLE)
+    if order is None:
+        os._exit(0)
+    _become(order)
+
+
+def _plain_signals() -> None:
+    _signal.set_wakeup_fd(-1)
+    for number in range(1, _signal.NSIG):
+        if number not in (_SIGKILL, _SIGSTOP):
+            try:
+                _signal.signal(number, _signal.SIG_DFL)
+            except (OSError, ValueError):
+                # Those the C library keeps for itself.
+                pass
+    _signal.signal(_SIGINT, _signal.default_int_handler)
+    _signal.signal(_SIGPIPE, _signal.SIG_IGN)
+    _signal.signal(_SIGXFSZ, _signal.SIG_IGN)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+def _standard_streams() -> None:
+    """As the interpreter makes them under PYTHONUNBUFFERED=1 and LANG=C.UTF-8."""
+    sys.stdin = sys.__stdin__ = _stream(0, "<stdin>", "r", "surrogateescape")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _stream(1, "<stdout>", "w", "surrogateescape")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, "<stderr>", "w", "backslashreplace")  # type: ignore[misc]
+
+
+def _stream(fd: int, name: str, mode: str, errors: str) -> Any:
+    buffer: Any = _io.open(fd, mode + "b", -1 if mode == "r" else 0, closefd=False)
+    (buffer.raw if mode == "r" else buffer).name = name
+    text: Any = _io.TextIOWrapper(buffer, "utf-8", errors, "\n", False, mode == "w")
+    text.mode = mode
+    return text
+
+
+def _forget_ourselves() -> None:
+    for name in [name for name in sys.modules if name not in _baseline.modules]:
+        module = sys.modules.pop(name)
+        parent, _, child = name.rpartition(".")
+        if parent in _baseline.modules and vars(sys.modules[parent]).get(child) is module:
+            delattr(sys.modules[parent], child)
+    ours = tuple(entry for entry in sys.path if entry not in _baseline.path)
+    for entry in [entry for entry in sys.path_importer_cache if entry.startswith(ours)]:
+        del sys.path_importer_cache[entry]
+    sys.path[:] = _baseline.path
+    sys.meta_path[:] = _baseline.meta_path
+    sys.path_hooks[:] = _baseline.path_hooks
+
+
+def _touch() -> None:
+    """Use once what every program uses, so that the pages it writes to are this process's own by then."""
+    null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        out = _io.TextIOWrapper(_io.open(null, "wb", 0, closefd=False), "utf-8", "surrogateescape", "\n", False, True)
+        namespace: dict[str, Any] = {"__builtins__": sys.modules["builtins"], "out": out}
+        exec(compile(_SAMPLE, "<string>", "exec", 0, True), namespace)
+        namespace.clear()
+        out.detach()
+    finally:
+        os.close(null)
+    # What is here already is no garbage of the program's, and its collections need not look at it.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
+    gc.enable()
+
+
+def _fresh_main() -> None:
+    main = type(sys)("__main__")
+    names = main.__dict__
+    if "__annotations__" in _baseline.main_names:
+        names.update(__annotations__={})
+    names["__builtins__"] = sys.modules["builtins"]
+    # Replaced in its place: the order of sys.modules is that of a bare interpreter too.
+    sys.modules["__main__"] = main
+
+
+_SAMPLE = """
+import os, sys
+def function(number, *rest, key=None, **names):
+    return [f"{number} {item!r}" for item in rest], {key: names}
+class Sample:
+    def __init__(self): self.value = function(1, "a", 2.5, key="b", c=(3,))
+    def __del__(self): pass
+try:
+    print("hello", Sample().value, len(sys.argv), os.path.join("a", "b"), file=out)
+    raise ValueError("%d" % 5)
+except ValueError as error:
+    out.write(str(error))
+"""
+
+
+def _become(order: Program) -> NoReturn:
+    if order.cpu_seconds and resource is not None:
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        soft = order.cpu_seconds if hard == resource.RLIM_INFINITY else min(order.cpu_seconds, hard)
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+    for name, value in order.environment:
+        os.environb[name] = value
+    if any(name == b"TZ" for name, _ in order.environment):
+        time.tzset()
+    arguments = [os.fsdecode(argument) for argument in order.arguments]
+    if order.cwd:
+        try:
+            os.chdir(order.cwd)
+        except OSError as error:
+            _fail(f"cannot change directory to {os.fsdecode(order.cwd)!r}: {error.strerror}", NOT_EXECUTABLE)
+    if order.mode == "exec":
+        _execute(arguments)
+    path = os.fsdecode(order.path)
+    if order.mode == "script":
+        try:
+            _write_file(path, order.source)
+        except OSError as error:
+            _fail(f"cannot write {path!r}: {error.strerror}", NOT_EXECUTABLE)
+    command = ["-c", os.fsdecode(order.source)] if order.mode == "code" else [path]
+    plain = ["python3", *command, *arguments]
+    code, refused = None, None
+    try:
+        code = None if _has_user_site() else _compiled(order, path)
+    except (SyntaxError, RecursionError, MemoryError, OverflowError) as error:
+        refused = error
+        refused.__traceback__ = None
+    if code is None and refused is None:
+        _execute(plain, sys.executable)
+    sys.argv = [command[0], *arguments]
+    if sys.version_info >= (3, 10):
+        sys.orig_argv = plain
+    main = sys.modules["__main__"].__dict__
+    if order.mode == "code":
+        main["__loader__"] = sys.modules["_frozen_importlib"].BuiltinImporter
+        sys.path.insert(0, "")
+    else:
+        absolute = path if path.startswith("/") else os.getcwd() + "/" + path
+        main["__loader__"] = sys.modules["_frozen_importlib_external"].SourceFileLoader("__main__", absolute)
+        main["__file__"] = absolute
+        if "__cached__" in _baseline.main_names:
+            main["__cached__"] = None
+        sys.path.insert(0, os.path.dirname(os.path.realpath(absolute)))
+    del order, main
+    _live(code, refused)
+
+
+def _compiled(order: Program, path: str) -> CodeType | None:
+    """The program's code, or None where the interpreter itself had better read it."""
+    if order.mode == "code":
+        # Since 3.13 the interpreter keeps the text of a command for its tracebacks, in ways of its own.
+        if sys.version_info >= (3, 13):
+            return None
+        source, name = order.source, "<string>"
+    else:
+        name = path if path.startswith("/") else os.getcwd() + "/" + path
+        if order.mode == "script":
+            source = order.source
+        else:
+            try:
+                source = _read_file(path)
+            except OSError:
+                return None
+    if b"\0" in source or (b"coding" in source[:400] and order.mode != "code"):
+        # Archives, compiled files, and texts that may name another encoding.
+        return None
+    try:
+        text = source.decode()
+    except UnicodeDecodeError:
+        return None
+    return compile(text if order.mode == "code" else source, name, "exec", 0, True)
+
+
+def _live(code: CodeType | None, error: BaseException | None) -> NoReturn:
+    """Run the program's module and end the process; ``error`` says why there is no code."""
+    if code is not None:
+        place = frames.current_frame()
+        if place.value != frames.record_of(sys._getframe()):
+            place = frames.Unrecognised()
+        frames.forget_depth()
+        try:
+            place.value = None
+            exec(code, sys.modules["__main__"].__dict__)
+        except BaseException as caught:
+            error = caught
+            if error.__traceback__ is not None:
+                # The first entry is this frame.
+                error.__traceback__ = error.__traceback__.tb_next
+        sys.setprofile(None)
+        sys.settrace(None)
+    interrupted = type(error) is KeyboardInterrupt
+    status = leaving.report(error)
+    main = sys.modules.get("__main__")
+    if main is not None and not isinstance(error, SystemExit):
+        # The interpreter takes these back when the file has run, so exit handlers do not see them.
+        main.__dict__.pop("__file__", None)
+        main.__dict__.pop("__cached__", None)
+    main = error = None
+    leaving.leave(status, _baseline.modules, interrupted)
+
+
+def _execute(argv: list[str], executable: str = "") -> NoReturn:
+    for number in (_SIGPIPE, _SIGXFSZ):
+        # What the interpreter ignores for itself a program it starts would inherit.
+        _signal.signal(number, _signal.SIG_DFL)
+    name = executable or argv[0]
+    # Not os.execvpe: it imports modules to look for PATH.
+    directories = [""] if "/" in name else [d or "." for d in os.environ.get("PATH", os.defpath).split(":")]
+    failure = OSError(2, os.strerror(2))
+    for directory in directories:
+        try:
+            os.execve(os.path.join(directory, name), argv, os.environ)
+        except OSError as error:
+            # A file that cannot be executed says more than the absence of one in a later directory.
+            if error.errno not in _ABSENT or failure.errno in _ABSENT:
+                failure = error
+    _fail(f"{name}: {failure.strerror}", NOT_FOUND if failure.errno in _ABSENT else NOT_EXECUTABLE)
+
+
+def _has_user_site() -> bool:
+    """Whether the home has packages of its own, which only a starting interpreter puts on its path."""
+    home = os.environ.get("HOME", "")
+    return bool(home) and os.path.isdir(f"{home}/.local/lib/{_USER_LIBRARY}/site-packages")
+
+
+def _read_file(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with _io.open(fd, "rb", 0) as file:
+        return file.readall()
+
+
+def _write_file(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+
+
+def _fail(text: str, status: int) -> NoReturn:
+    try:
+        os.write(2, (text + "\n").encode("utf-8", "surrogateescape"))
+    except OSError:
+        pass
+    os._exit(status)

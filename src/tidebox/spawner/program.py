@@ -1,8 +1,11 @@
 """The program block: the first bytes on the stdin of a parked interpreter, which say what it is to become.
 
 ``u32 total`` then seven fields, each ``u32 length`` and bytes, all big-endian: mode, cwd, path, source, cpu seconds,
-environment (NUL-joined ``K=V``), arguments (NUL-joined). Whatever follows the block is the program's own stdin, so not
-one byte more may be read.
+environment (NUL-joined ``K=V``), arguments (NUL-joined). The modes: ``exec`` replaces the process by the arguments,
+after writing the source to the path if there is one; ``code`` runs the source; ``file`` runs the file at the path, as
+the command named it; ``script`` writes the source to the path and runs that.
+
+Whatever follows the block is the program's own stdin, so not one byte more may be read.
 """
 
 from __future__ import annotations

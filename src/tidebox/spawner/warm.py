@@ -184,14 +184,14 @@ def _become(order: Program) -> NoReturn:
             os.chdir(order.cwd)
         except OSError as error:
             _fail(f"cannot change directory to {os.fsdecode(order.cwd)!r}: {error.strerror}", NOT_EXECUTABLE)
-    if order.mode == "exec":
-        _execute(arguments)
     path = os.fsdecode(order.path)
-    if order.mode == "script":
+    if path and order.mode in ("exec", "script"):
         try:
             _write_file(path, order.source)
         except OSError as error:
             _fail(f"cannot write {path!r}: {error.strerror}", NOT_EXECUTABLE)
+    if order.mode == "exec":
+        _execute(arguments)
     command = ["-c", os.fsdecode(order.source)] if order.mode == "code" else [path]
     plain = ["python3", *command, *arguments]
     code, refused = None, None

@@ -1,0 +1,177 @@
+"""What starts how: from a command, or code in a language, to the cell that runs it and the program handed to that cell.
+
+A parked interpreter stands in for the plain one only where nothing that is read at an interpreter's start was asked
+for. Every other command is executed by a parked process, which replaces itself by it, and is exactly what it would be
+without a cell. Only what needs a terminal cannot be parked at all: a terminal would interpret the program's bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tidebox.errors import InvalidRequest, UnknownLanguage
+
+Cell = Literal["python", "node", "elixir", "any"]
+Mode = Literal["exec", "code", "file", "script"]
+
+WORKSPACE = "/workspace"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a parked interpreter is to become.
+
+    ``source`` is the code itself, or for ``script`` (and an ``exec`` with a path) what is written to ``path`` first;
+    ``arguments`` is the whole command for ``exec``, else what follows the program.
+    """
+
+    mode: Mode
+    cwd: str = WORKSPACE
+    path: str = ""
+    source: bytes = b""
+    cpu_seconds: int = 0
+    env: tuple[tuple[str, str], ...] = ()
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The cell that can run a program, the program, and the command that is the same without a cell.
+
+    ``cold`` says that only the command will do; the file that ``program`` would write must then be written before.
+    """
+
+    cell: Cell
+    program: Program
+    cold: bool
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Language:
+    interpreter: str
+    cell: Cell
+    file: str
+
+
+_LANGUAGES = {
+    "python": _Language("python3", "python", "main.py"),
+    "javascript": _Language("node", "node", "main.js"),
+    "shell": _Language("sh", "any", "main.sh"),
+    "elixir": _Language("elixir", "elixir", "main.exs"),
+}
+_ALIASES = {
+    "py": "python",
+    "python3": "python",
+    "js": "javascript",
+    "node": "javascript",
+    "nodejs": "javascript",
+    "sh": "shell",
+    "bash": "shell",
+    "ex": "elixir",
+    "exs": "elixir",
+}
+_CELLS: dict[str, Cell] = {"python": "python", "python3": "python", "node": "node", "elixir": "elixir"}
+_EVALUATE = {"python": ("-c",), "node": ("-e", "--eval"), "elixir": ("-e", "--eval")}
+
+# Read once by an interpreter, its run-time library or the loader, when the process starts.
+_READ_AT_START = re.compile(r"(PYTHON|NODE_|LD_|LC_|MALLOC_|ERL_|ELIXIR_).*|LANG|LANGUAGE|GLIBC_TUNABLES|HOME")
+
+
+def language_named(name: str) -> str:
+    """The canonical name of a language, from any name it goes by."""
+    key = name.strip().lower()
+    key = _ALIASES.get(key, key)
+    if key not in _LANGUAGES:
+        raise UnknownLanguage(f"unknown language {name!r}; known are {', '.join(sorted(_LANGUAGES))}", language=name)
+    return key
+
+
+def plan_code(
+    language: str,
+    code: str | bytes,
+    *,
+    arguments: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    cpu_seconds: int = 0,
+    tty: bool = False,
+) -> Launch:
+    """How code in a language runs: as the main file of the workspace, by that language's interpreter."""
+    kind = _LANGUAGES[language_named(language)]
+    path = f"{WORKSPACE}/{kind.file}"
+    source = code if isinstance(code, bytes) else _encoded("code", code)
+    command = (kind.interpreter, path, *arguments)
+    variables = _checked(command, env)
+    if kind.cell == "any" or not _can_be_parked(command[2:], variables):
+        program = Program("exec", WORKSPACE, path, source, cpu_seconds, variables, command)
+        return Launch("any", program, tty, command)
+    program = Program("script", WORKSPACE, path, source, cpu_seconds, variables, command[2:])
+    return Launch(kind.cell, program, tty, command)
+
+
+def plan_command(
+    command: Sequence[str],
+    *,
+    cwd: str = WORKSPACE,
+    env: Mapping[str, str] | None = None,
+    cpu_seconds: int = 0,
+    tty: bool = False,
+) -> Launch:
+    """How a command runs: in the interpreter it names where that one can be parked, else executed as it is."""
+    argv = tuple(command)
+    if not argv or not argv[0]:
+        raise InvalidRequest("the command is empty", field="command")
+    if not cwd.startswith("/") or "\0" in cwd:
+        raise InvalidRequest("the working directory must be an absolute path", field="cwd")
+    variables = _checked(argv, env)
+    cell = _CELLS.get(argv[0])
+    if cell is not None and len(argv) > 1:
+        if argv[1] in _EVALUATE[cell] and len(argv) > 2:
+            rest = argv[3:]
+            # Only Python takes everything after the code for the program's; the others go on reading options.
+            if _can_be_parked(rest, variables) and (cell == "python" or not rest or not rest[0].startswith("-")):
+                source = _encoded("command", argv[2])
+                return Launch(cell, Program("code", cwd, "", source, cpu_seconds, variables, rest), tty, argv)
+        elif argv[1] and not argv[1].startswith("-") and _can_be_parked(argv[2:], variables):
+            return Launch(cell, Program("file", cwd, argv[1], b"", cpu_seconds, variables, argv[2:]), tty, argv)
+    return Launch("any", Program("exec", cwd, "", b"", cpu_seconds, variables, argv), tty, argv)
+
+
+def encode_program(program: Program) -> bytes:
+    """The block a parked interpreter reads from its stdin, before what the program itself will read there."""
+    fields = (
+        program.mode.encode(),
+        _encoded("cwd", program.cwd),
+        _encoded("path", program.path),
+        program.source,
+        b"%d" % program.cpu_seconds,
+        b"\0".join(_encoded("env", f"{name}={value}") for name, value in program.env),
+        b"\0".join(_encoded("arguments", argument) for argument in program.arguments),
+    )
+    body = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    return len(body).to_bytes(4, "big") + body
+
+
+def _can_be_parked(arguments: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> bool:
+    # A single empty argument cannot be told from none in the block.
+    return arguments != ("",) and not any(_READ_AT_START.fullmatch(name) for name, _ in env)
+
+
+def _checked(command: tuple[str, ...], env: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    if any("\0" in word for word in command):
+        raise InvalidRequest("the command has a NUL character in it", field="command")
+    for name, value in (env or {}).items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise InvalidRequest(f"no such environment variable can be set: {name!r}", field="env")
+    return tuple((env or {}).items())
+
+
+def _encoded(field: str, text: str) -> bytes:
+    try:
+        # Bytes that are no UTF-8 travel as lone surrogates, as everywhere in Python.
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("text that cannot be encoded", field=field) from error

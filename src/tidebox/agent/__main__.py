@@ -1,0 +1,75 @@
+"""``python -m tidebox.agent``: the agent without a box, for a machine that is the box, and for tests."""
+
+from __future__ import annotations
+
+import _socket
+import os
+import sys
+
+from tidebox.agent.main import Setup, serve
+from tidebox.wire.generations import GENERATION
+
+_USAGE = "usage: python -m tidebox.agent (--socket PATH | --fd N) [--generation N] [--no-bootstrap]"
+
+
+class Options:
+    """The command line."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.socket: str | None = None
+        self.fd: int | None = None
+        self.generation = GENERATION
+        self.bootstrap = True
+        rest = iter(arguments)
+        for argument in rest:
+            if argument == "--socket":
+                self.socket = next(rest)
+            elif argument == "--fd":
+                self.fd = int(next(rest))
+            elif argument == "--generation":
+                self.generation = int(next(rest))
+            elif argument == "--no-bootstrap":
+                self.bootstrap = False
+            else:
+                raise ValueError(argument)
+        if (self.socket is None) == (self.fd is None) or not 1 <= self.generation <= GENERATION:
+            raise ValueError("--socket or --fd, and a generation up to %d" % GENERATION)
+
+
+def accept_one(path: str) -> int:
+    """Listen, take the one host that connects, and listen no more."""
+    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(1)
+    try:
+        return listener._accept()[0]
+    finally:
+        listener.close()
+        os.unlink(path)
+
+
+def main() -> int:
+    """Read the command line and serve; the exit code."""
+    try:
+        options = Options(sys.argv[1:])
+    except (ValueError, StopIteration):
+        os.write(2, _USAGE.encode() + b"\n")
+        return 2
+    fd = accept_one(options.socket) if options.socket is not None else options.fd
+    assert fd is not None
+    os.environ.clear()
+    return serve(
+        Setup(
+            sock=fd,
+            generation=options.generation,
+            user=(os.getuid(), os.getgid()),
+            default_user_name="",
+            confine=lambda: None,
+            builtins={},
+            bootstrap=options.bootstrap,
+        )
+    )
+
+
+if __name__ == "__main__":
+    os._exit(main())

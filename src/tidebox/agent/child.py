@@ -1,0 +1,222 @@
+"""A forked child on its way to its program: from a copy of init to a plain process of the user.
+
+Nothing here may raise into the copied agent, and nothing of the agent may be left when the program starts: descriptors,
+signal dispositions, environment, identity.
+"""
+
+from __future__ import annotations
+
+import _signal
+import errno
+import os
+import resource
+from struct import Struct
+
+from tidebox.agent import pty
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Callable, NoReturn
+
+    from tidebox.agent.main import Setup
+    from tidebox.agent.users import User
+
+# Linux' numbers, the same on every architecture we run on; the resource module lacks one of them.
+RLIMITS = {
+    "cpu": 0,
+    "fsize": 1,
+    "data": 2,
+    "stack": 3,
+    "core": 4,
+    "rss": 5,
+    "nproc": 6,
+    "nofile": 7,
+    "memlock": 8,
+    "as": 9,
+    "locks": 10,
+    "sigpending": 11,
+    "msgqueue": 12,
+    "nice": 13,
+    "rtprio": 14,
+    "rttime": 15,
+}
+_UNLIMITED = 2**63  # from here on Python's resource module takes only the infinity
+
+BUILTIN_PREFIX = "tidebox:"
+
+# User code goes first when memory runs out, init last.
+_OOM_SCORE = b"500"
+# Descriptors of the agent are all close-on-exec. A builtin keeps the process, so there they are closed by number (before Python 3.10
+# one by one, which is too slow for every exec).
+_HIGHEST_DESCRIPTOR = 65536
+_STATUS_FD = 3
+_FAILURE = Struct("=i")
+
+# The steps at which a start can fail, as the parent needs to tell them apart.
+STEP_PROCESS = "process"
+STEP_RLIMIT = "rlimit"
+STEP_USER = "user"
+STEP_CWD = "cwd"
+STEP_CONFINE = "confine"
+STEP_EXEC = "exec"
+
+
+class Start:
+    """Everything decided before the fork; standard streams and cgroup leaf come when they are made."""
+
+    __slots__ = ("argv", "env", "cwd", "user", "rlimits", "tty", "stdio", "leaf")
+
+    def __init__(
+        self,
+        argv: list[bytes],
+        env: dict[bytes, bytes],
+        cwd: bytes,
+        user: User,
+        rlimits: Sequence[tuple[int, int, int]],
+        tty: bool,
+    ) -> None:
+        self.argv = argv
+        self.env = env
+        self.cwd = cwd
+        self.user = user
+        self.rlimits = rlimits
+        self.tty = tty
+        self.stdio = (-1, -1, -1)
+        self.leaf: int | None = None
+
+
+def rlimit(name: str, soft: int, hard: int) -> tuple[int, int, int]:
+    """A limit as setrlimit takes it; ValueError for a name Linux does not have."""
+    number = RLIMITS.get(name)
+    if number is None:
+        raise ValueError('unknown resource "%s"' % name)
+    infinity = resource.RLIM_INFINITY
+    return number, infinity if soft >= _UNLIMITED else soft, infinity if hard >= _UNLIMITED else hard
+
+
+def parse_failure(record: bytes) -> tuple[int, str]:
+    """Errno and step of a start that failed."""
+    (number,) = _FAILURE.unpack_from(record)
+    return number, record[_FAILURE.size :].decode("ascii")
+
+
+def changed_signals() -> list[int]:
+    """The signals this process does not leave to the kernel, which a program must not inherit."""
+    # None stands for what was not set from Python: the C library's own two signals, which nobody can change.
+    return [number for number in range(1, _signal.NSIG) if _signal.getsignal(number) not in (_signal.SIG_DFL, None)]
+
+
+def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> NoReturn:
+    """Runs in the child; reports a failing step through ``status`` and exits."""
+    step = STEP_PROCESS
+    try:
+        _signal.set_wakeup_fd(-1)
+        for number in signals:
+            _signal.signal(number, _signal.SIG_DFL)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+        os.setsid()
+        if start.tty:
+            pty.take_control(start.stdio[0])
+        status = _place_descriptors(start.stdio, status)
+        if setup.oom_score_fd is not None:
+            _raise_oom_score(setup.oom_score_fd)
+        if start.leaf is not None and setup.leaves is not None:
+            setup.leaves.attach(start.leaf)
+        step = STEP_RLIMIT
+        for number, soft, hard in start.rlimits:
+            resource.setrlimit(number, (soft, hard))
+        step = STEP_USER
+        _change_user(start.user)
+        step = STEP_CWD
+        os.chdir(start.cwd)
+        os.umask(0o022)
+        step = STEP_CONFINE
+        setup.confine()
+        step = STEP_EXEC
+        builtin = find_builtin(start.argv[0], setup.builtins)
+        if builtin is None:
+            _execute(start.argv, start.env)
+        else:
+            status = -1
+            os.closerange(_STATUS_FD, _HIGHEST_DESCRIPTOR)
+            _replace_environment(start.env)
+            builtin([argument.decode("utf-8", "surrogateescape") for argument in start.argv[1:]])
+    except OSError as error:
+        _report(status, error.errno or errno.EIO, step)
+    except ValueError:
+        _report(status, errno.EINVAL, step)  # an embedded NUL, or a limit the kernel does not take
+    except MemoryError:
+        _report(status, errno.ENOMEM, step)
+    except BaseException:
+        _report(status, errno.EIO, step)
+    finally:
+        os._exit(127)
+
+
+def find_builtin(
+    command: bytes, builtins: Mapping[str, Callable[[list[str]], Any]]
+) -> Callable[[list[str]], Any] | None:
+    """What a command of the form ``tidebox:name`` runs; None for a program."""
+    text = command.decode("utf-8", "surrogateescape")
+    if not text.startswith(BUILTIN_PREFIX):
+        return None
+    return builtins.get(text[len(BUILTIN_PREFIX) :])
+
+
+def _report(status: int, number: int, step: str) -> None:
+    if status < 0:
+        return  # a builtin failed on its own account
+    try:
+        os.write(status, _FAILURE.pack(number) + step.encode("ascii"))
+    except OSError:
+        pass  # the agent is gone
+
+
+def _place_descriptors(stdio: tuple[int, int, int], status: int) -> int:
+    # The agent's own 0, 1 and 2 are open, so none of these is below 3 and no target is overwritten before it is copied.
+    for target, fd in enumerate(stdio):
+        os.dup2(fd, target, inheritable=True)
+    if status != _STATUS_FD:
+        os.dup2(status, _STATUS_FD, inheritable=False)
+    return _STATUS_FD
+
+
+def _raise_oom_score(proc: int) -> None:
+    fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+    os.write(fd, _OOM_SCORE)
+    os.close(fd)
+
+
+def _change_user(user: User) -> None:
+    if os.getresuid() == (user.uid,) * 3 and os.getresgid() == (user.gid,) * 3:
+        return
+    try:
+        os.setgroups([user.gid])
+    except PermissionError:
+        # In a user namespace made without root, where the kernel forbids it: the groups there are nobody's.
+        pass
+    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresuid(user.uid, user.uid, user.uid)
+
+
+def _replace_environment(env: dict[bytes, bytes]) -> None:
+    for name in list(os.environb):
+        del os.environb[name]
+    os.environb.update(env)
+
+
+def _execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
+    """execve with a PATH search (the one of os.execvpe imports a module, and here nothing can be imported)."""
+    command = argv[0]
+    if b"/" in command:
+        os.execve(command, argv, env)
+    denied: OSError | None = None
+    for directory in env.get(b"PATH", b"").split(b":"):
+        try:
+            os.execve((directory or b".") + b"/" + command, argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError as error:
+            denied = error
+    raise denied or FileNotFoundError(errno.ENOENT, "not found in PATH")

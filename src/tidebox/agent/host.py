@@ -1,0 +1,46 @@
+"""The agent's way to speak to the host."""
+
+from __future__ import annotations
+
+from tidebox.wire.messages import Error, Pong, Touched
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidebox.agent.outbox import Outbox
+    from tidebox.wire.cbor import Buffer
+    from tidebox.wire.connection import AgentConnection
+    from tidebox.wire.fields import DataMessage, Message
+
+_NO_ACTIVITY = (Pong, Touched, Error)
+
+
+class Host:
+    """Encodes messages into the outbox and counts the activity that core.touch asks for."""
+
+    def __init__(self, connection: AgentConnection, outbox: Outbox) -> None:
+        self._connection = connection
+        self.outbox = outbox
+        self.activity = 0
+
+    @property
+    def generation(self) -> int:
+        """The generation this agent speaks."""
+        return self._connection.generation
+
+    def send(self, id: int, message: Message) -> None:
+        """Queue a message; FrameTooLarge when it does not fit into a frame."""
+        self.outbox.put((self._connection.encode(message, id),))
+        if not isinstance(message, _NO_ACTIVITY):
+            self.activity += 1
+
+    def send_data(self, id: int, message_type: type[DataMessage], data: Buffer) -> None:
+        """Queue a data message without copying its bytes."""
+        self.outbox.put(self._connection.data_pieces(message_type, data, id))
+        self.activity += 1
+
+    def send_pieces(self, pieces: Sequence[Buffer]) -> None:
+        """Queue a frame that is already encoded."""
+        self.outbox.put(pieces)
+        self.activity += 1

@@ -1,0 +1,323 @@
+"""The agent itself: boot sequence, dispatch of the host's messages, shutdown."""
+
+from __future__ import annotations
+
+import _signal
+import _socket
+import gc
+import os
+import time
+
+from tidebox.agent import flow
+from tidebox.agent.host import Host
+from tidebox.agent.loop import HANGUP, READ, Loop
+from tidebox.agent.outbox import HostGone, Outbox
+from tidebox.agent.processes import Processes
+from tidebox.agent.users import UnknownUser
+from tidebox.wire import messages
+from tidebox.wire.connection import AgentConnection, Inbound, Invalid
+from tidebox.wire.errors import FrameError
+from tidebox.wire.generations import FLOW_CONTROL_GENERATION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, NoReturn, Protocol
+
+    from tidebox.wire.fields import Message
+
+    class Leaves(Protocol):
+        """A cgroup leaf per exec, known by a number."""
+
+        def make(self) -> int:
+            """A new leaf."""
+
+        def attach(self, leaf: int, /) -> None:
+            """Move the calling process into it."""
+
+        def kill(self, leaf: int, /) -> None:
+            """SIGKILL to everything in it."""
+
+        def usage(self, leaf: int, /) -> dict[str, int]:
+            """What it has used."""
+
+        def remove(self, leaf: int, /) -> None:
+            """Remove it as soon as it is empty."""
+
+
+# How long the host may take for each step of the boot sequence.
+BOOT_SECONDS = 60
+# Between SIGTERM and SIGKILL when the box is shut down: within the 2 s that the relay gives the agent.
+SHUTDOWN_GRACE_SECONDS = 1.0
+
+_START_NS = time.monotonic_ns()
+_MICROVM_ONLY = (
+    "block_root",
+    "dir_mounts",
+    "file_mounts",
+    "disk_mounts",
+    "tmpfs_mounts",
+    "hostname",
+    "host_alias",
+    "network",
+    "handoff_init",
+)
+
+
+class Setup:
+    """Everything the agent gets from whoever started it."""
+
+    __slots__ = (
+        "sock",
+        "generation",
+        "user",
+        "default_user_name",
+        "confine",
+        "builtins",
+        "leaves",
+        "oom_score_fd",
+        "bootstrap",
+    )
+
+    def __init__(
+        self,
+        *,
+        sock: int,
+        generation: int,
+        user: tuple[int, int],
+        default_user_name: str,
+        confine: Callable[[], None],
+        builtins: dict[str, Callable[[list[str]], NoReturn]],
+        leaves: Leaves | None = None,
+        oom_score_fd: int | None = None,
+        bootstrap: bool = True,
+    ) -> None:
+        self.sock = sock
+        self.generation = generation
+        self.user = user
+        self.default_user_name = default_user_name
+        self.confine = confine
+        self.builtins = builtins
+        self.leaves = leaves
+        self.oom_score_fd = oom_score_fd
+        self.bootstrap = bootstrap
+
+
+def serve(setup: Setup) -> int:
+    """Serve the host until it shuts the agent down or is gone; the exit code for pid 1."""
+    # The warm process that this one may be a clone of switches it off. What it collected then is frozen and stays shared.
+    gc.enable()
+    os.umask(0o022)
+    agent = Agent(setup)
+    try:
+        agent.run()
+    except HostGone:
+        pass
+    finally:
+        agent.end()
+    return agent.status
+
+
+class Agent:
+    """Reads the host's messages and gives each to the part that serves it."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.status = 0
+        self._setup = setup
+        self._boot_ns = time.monotonic_ns()
+        self._sock = _socket.socket(fileno=setup.sock)
+        self._sock.setblocking(False)
+        for fd in (setup.sock, setup.oom_score_fd):
+            if fd is not None:
+                os.set_inheritable(fd, False)
+        self._loop = Loop()
+        self._connection = AgentConnection(setup.generation)
+        self._outbox = Outbox(self._sock, self._loop)
+        self._host = Host(self._connection, self._outbox)
+        self._brake = flow.InputBrake(self._loop)
+        self._processes = Processes(setup, self._host, self._loop, self._brake)
+        self._running = True
+        self._stopping = False
+        self._loop.watch(self._sock.fileno(), READ, self._receive)
+        self._boot_timer = self._loop.later(BOOT_SECONDS, self._boot_timed_out)
+        # The step of the boot sequence that comes next; None once the agent is ready.
+        self._boot: Callable[[Inbound], None] | None = None
+        self._handlers: dict[type[Message], Callable[[Inbound, Any], None]] = {
+            messages.ExecRequest: self._exec,
+            messages.ExecStdin: lambda item, message: self._processes.stdin(item.id, message.data),
+            messages.ExecSignal: lambda item, message: self._processes.signal(item.id, message.signal),
+            messages.ExecResize: lambda item, message: self._processes.resize(item.id, message.rows, message.cols),
+            messages.ExecOutputAck: lambda item, message: self._processes.acknowledged(item.id, message.consumed),
+            messages.Ping: lambda item, _message: self._host.send(item.id, messages.Pong()),
+            messages.Touch: self._touch,
+            messages.RelayClientDisconnected: self._disconnected,
+            messages.Shutdown: lambda _item, _message: self._shut_down(),
+            messages.ClockSync: _nothing,  # the box shares the clock of its host and may not set it
+            messages.InitAck: _nothing,
+            messages.WorkloadFreeze: self._unavailable,
+            messages.WorkloadThaw: self._unavailable,
+            messages.RootDiskPrepare: self._unavailable,
+            messages.RootDiskGrow: self._unavailable,
+        }
+        if not setup.bootstrap:
+            self._ready()
+        elif setup.generation >= messages.Bootstrap.GENERATION:
+            self._boot = self._bootstrap
+        else:
+            # Older generations are configured by whoever starts them.
+            self._resolved()
+
+    def run(self) -> None:
+        """Rounds of the loop until the end; everything a round produced is sent together."""
+        self._outbox.flush()
+        while self._running:
+            self._loop.turn()
+            self._outbox.flush()
+            self._outbox.listen(not (self._outbox.swamped or self._brake.on))
+
+    def end(self) -> None:
+        """Kill what is left and close the connection."""
+        self._processes.kill_all()
+        self._loop.close()
+        self._sock.close()
+
+    # Receiving
+
+    def _receive(self, events: int) -> None:
+        if not events & READ:
+            if events & HANGUP:
+                raise HostGone("hung up")
+            return
+        reader = self._connection.reader
+        try:
+            count = self._sock.recv_into(reader.buffer())
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise HostGone("receive: %s" % error) from error
+        if not count:
+            raise HostGone("end of stream")
+        reader.received(count)
+        try:
+            item = self._connection.next_item()
+            while item is not None:
+                self._take(item)
+                item = self._connection.next_item()
+        except FrameError as error:
+            self.status = 1
+            raise HostGone(str(error)) from error
+
+    def _take(self, item: Any) -> None:
+        if isinstance(item, Inbound):
+            if self._boot is not None:
+                self._boot(item)
+                return
+            handler = self._handlers.get(type(item.message))
+            if handler is not None:
+                if not isinstance(item.message, (messages.Ping, messages.ClockSync)):
+                    self._host.activity += 1
+                handler(item, item.message)
+        elif isinstance(item, Invalid):
+            if item.answerable:
+                self._host.send(item.id, item.answer())
+
+    def _refuse(self, id: int, kind: str, text: str, message: Message) -> None:
+        self._host.send(id, messages.Error(kind=kind, message=text, offending_type=message.WIRE))
+
+    # Boot
+
+    def _bootstrap(self, item: Inbound) -> None:
+        bootstrap = item.message
+        if not isinstance(bootstrap, messages.Bootstrap):
+            self._fail_boot(item, "the first message must be core.bootstrap")
+            return
+        asked = [name for name in _MICROVM_ONLY if getattr(bootstrap, name)]
+        if asked:
+            self._fail_boot(item, "this agent sets up none of: %s" % ", ".join(asked))
+            return
+        try:
+            self._processes.configure(bootstrap)
+        except (UnknownUser, ValueError) as error:
+            self._fail_boot(item, str(error))
+            return
+        self._resolved()
+
+    def _resolved(self) -> None:
+        user = self._processes.default_user
+        self._host.send(0, messages.InitResolved(default_user=messages.DefaultUser(uid=user.uid, gid=user.gid)))
+        self._boot_timer.cancel()
+        self._boot_timer = self._loop.later(BOOT_SECONDS, self._boot_timed_out)
+        self._boot = self._acknowledged
+
+    def _acknowledged(self, item: Inbound) -> None:
+        if not isinstance(item.message, messages.InitAck) or item.message.failure:
+            self._fail_boot(item, "expected core.init.ack")
+            return
+        self._boot = None
+        self._ready()
+
+    def _ready(self) -> None:
+        self._boot_timer.cancel()
+        limits = flow.limits() if self._setup.generation >= FLOW_CONTROL_GENERATION else None
+        now = time.monotonic_ns()
+        self._host.send(
+            0,
+            messages.Ready(
+                boot_time_ns=self._boot_ns - _START_NS,
+                init_time_ns=now - self._boot_ns,
+                ready_time_ns=now - _START_NS,
+                exec_limits=limits,
+            ),
+        )
+
+    def _fail_boot(self, item: Inbound, text: str) -> None:
+        self._refuse(item.id, messages.INITIALIZATION_FAILED, text, item.message)
+        self._stop(1)
+
+    def _boot_timed_out(self) -> None:
+        self._stop(1)
+
+    # Requests
+
+    def _exec(self, item: Inbound, request: messages.ExecRequest) -> None:
+        if self._is_free(item):
+            self._processes.start(item.id, request, item.generation)
+
+    def _is_free(self, item: Inbound) -> bool:
+        """A new operation needs an id of its own, and an agent that is not about to end."""
+        if item.id == 0 or self._processes.knows(item.id):
+            self._refuse(item.id, messages.INVALID_SESSION, "id %d is in use" % item.id, item.message)
+            return False
+        return not self._stopping
+
+    def _touch(self, item: Inbound, _message: messages.Touch) -> None:
+        self._host.send(item.id, messages.Touched(activity_seq=self._host.activity))
+
+    def _disconnected(self, _item: Inbound, message: messages.RelayClientDisconnected) -> None:
+        self._processes.disconnected(message.id_start, message.id_end_exclusive)
+
+    def _unavailable(self, item: Inbound, message: Message) -> None:
+        self._refuse(item.id, messages.CAPABILITY_UNAVAILABLE, "not available in this box", message)
+
+    # Shutdown
+
+    def _shut_down(self) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        self._processes.signal_all(_signal.SIGTERM)
+        self._loop.later(SHUTDOWN_GRACE_SECONDS, lambda: self._stop(0))
+        self._loop.soon(self._stop_when_idle)
+
+    def _stop_when_idle(self) -> None:
+        if self._processes.idle:
+            self._stop(0)
+        else:
+            self._loop.later(0.02, self._stop_when_idle)
+
+    def _stop(self, status: int) -> None:
+        self.status = status
+        self._running = False
+
+
+def _nothing(_item: Inbound, _message: Message) -> None:
+    """For messages that ask for nothing a box can do, and want no answer."""

@@ -1,0 +1,411 @@
+"""The processes of a box: starting execs, reaping everything, signals, and the end."""
+
+from __future__ import annotations
+
+import _signal
+import errno
+import fcntl
+import os
+from collections import deque
+
+from tidebox.agent import child, pty
+from tidebox.agent.execution import Execution, Stream, terminal_stream
+from tidebox.agent.flow import MAX_EXECUTIONS
+from tidebox.agent.loop import READ
+from tidebox.agent.users import UnknownUser, User, resolve
+from tidebox.wire.generations import FLOW_CONTROL_GENERATION
+from tidebox.wire.messages import ExecFailed, ExecStarted, ExecStderr, ExecStdout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidebox.agent.flow import InputBrake
+    from tidebox.agent.host import Host
+    from tidebox.agent.loop import Loop
+    from tidebox.agent.main import Setup
+    from tidebox.wire.messages import Bootstrap, ExecRequest, Rlimit
+
+DEFAULT_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/workspace",
+    "LANG": "C.UTF-8",
+    "PYTHONUNBUFFERED": "1",
+}
+DEFAULT_DIRECTORIES = ("/workspace", "/")
+_TERMINAL_TYPE = "xterm"
+
+# Larger than the kernel's default, so that a program need not wait for each wake-up of the agent.
+_PIPE_BYTES = 256 * 1024
+# Linux' fcntl number; the fcntl module has a name for it only from Python 3.10 on.
+_F_SETPIPE_SZ = 1031
+# Zombies taken per round of the loop: a fork bomb's dead must not keep the living waiting.
+_REAPED_PER_ROUND = 256
+# Outputs of ended execs that background processes hold open. When one more comes, the oldest is closed.
+_HELD_OUTPUTS = 128
+# Pause between two reads of such an output, so that a background flood does not cost the agent's time.
+_DISCARD_PAUSE_SECONDS = 0.01
+
+_KINDS = {
+    errno.ENOENT: "not_found",
+    errno.ENOTDIR: "bad_cwd",
+    errno.EACCES: "permission_denied",
+    errno.EPERM: "permission_denied",
+    errno.ENOEXEC: "not_executable",
+    errno.EISDIR: "not_executable",
+    errno.ETXTBSY: "not_executable",
+    errno.E2BIG: "bad_args",
+    errno.ELOOP: "bad_args",
+    errno.ENAMETOOLONG: "bad_args",
+    errno.EFAULT: "bad_args",
+    errno.EMFILE: "resource_limit",
+    errno.ENFILE: "resource_limit",
+    errno.EAGAIN: "resource_limit",
+    errno.ENOMEM: "out_of_memory",
+}
+_STEP_KINDS = {child.STEP_USER: "user_setup_failed", child.STEP_CWD: "bad_cwd"}
+
+
+class CannotStart(Exception):
+    """Why an exec was not started, in the terms of core.exec.failed."""
+
+    def __init__(self, kind: str, number: int | None, message: str, stage: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.number = number
+        self.message = message
+        self.stage = stage
+
+    def answer(self) -> ExecFailed:
+        """The message that ends the exec."""
+        name = errno.errorcode.get(self.number) if self.number is not None else None
+        return ExecFailed(kind=self.kind, errno=self.number, errno_name=name, message=self.message, stage=self.stage)
+
+
+def _failure(request: ExecRequest, number: int, step: str = child.STEP_PROCESS, kind: str | None = None) -> CannotStart:
+    """The failure of one step with an errno."""
+    if request.tty:
+        stage = "execvp" if step == child.STEP_EXEC else "fork"
+    else:
+        stage = "Command::spawn"
+    subject = {child.STEP_CWD: 'chdir "%s"' % request.cwd, child.STEP_USER: 'user "%s"' % request.user}
+    message = "%s: %s (os error %d)" % (subject.get(step, 'spawn "%s"' % request.cmd), os.strerror(number), number)
+    return CannotStart(kind or _STEP_KINDS.get(step) or _KINDS.get(number, "other"), number, message, stage)
+
+
+class Processes:
+    """All execs of the box, and the duties of pid 1."""
+
+    def __init__(self, setup: Setup, host: Host, loop: Loop, brake: InputBrake) -> None:
+        self._setup = setup
+        self._host = host
+        self._loop = loop
+        self._brake = brake
+        self._by_id: dict[int, Execution] = {}
+        self._by_pid: dict[int, Execution] = {}
+        self._held: deque[int] = deque()
+        self.default_user = User(setup.user[0], setup.user[1], None)
+        self._environment = dict(DEFAULT_ENVIRONMENT)
+        self._rlimits: Sequence[Rlimit] = ()
+        self._cwd: str | None = None
+        self._watch_children()
+        self._signals = child.changed_signals()
+
+    def configure(self, bootstrap: Bootstrap) -> None:
+        """Take the defaults of the bootstrap; UnknownUser for a user the box does not have."""
+        if bootstrap.user is not None:
+            self.default_user = resolve(bootstrap.user, self.default_user)
+            if self.default_user.home is not None:
+                self._environment["HOME"] = self.default_user.home
+        self._environment.update({variable.key: variable.value for variable in bootstrap.default_env})
+        self._rlimits = bootstrap.rlimits
+        self._cwd = bootstrap.default_cwd
+
+    # Requests
+
+    def knows(self, id: int) -> bool:
+        """Whether an exec of that id is under way."""
+        return id in self._by_id
+
+    @property
+    def idle(self) -> bool:
+        """No exec is under way."""
+        return not self._by_pid
+
+    def start(self, id: int, request: ExecRequest, generation: int) -> None:
+        """Start a program; ``generation`` is the one its client speaks."""
+        try:
+            self._start(id, request, generation)
+        except CannotStart as error:
+            self._host.send(id, error.answer())
+
+    def stdin(self, id: int, data: bytes | memoryview) -> None:
+        """Input for an exec."""
+        execution = self._by_id.get(id)
+        if execution is not None:
+            execution.stdin(data)
+
+    def resize(self, id: int, rows: int, cols: int) -> None:
+        """New terminal size of an exec."""
+        execution = self._by_id.get(id)
+        if execution is not None:
+            execution.resize(rows, cols)
+
+    def acknowledged(self, id: int, consumed: int) -> None:
+        """Output consumed by an exec's client."""
+        execution = self._by_id.get(id)
+        if execution is not None:
+            execution.acknowledged(consumed)
+
+    def signal(self, id: int, number: int) -> None:
+        """Signal an exec."""
+        execution = self._by_id.get(id)
+        if execution is None or not 0 < number < _signal.NSIG:
+            return
+        if execution.running:
+            self._kill(execution, number)
+        elif number not in execution.early_signals:
+            # Its process group does not exist yet.
+            execution.early_signals.append(number)
+
+    def disconnected(self, first: int, end: int) -> None:
+        """A client is gone: so are its execs, and their ids are free for the next one."""
+        for id in [id for id in self._by_id if first <= id < end]:
+            execution = self._by_id.pop(id)
+            execution.mute()
+            if execution.running:
+                self._kill(execution, _signal.SIGKILL)
+            else:
+                execution.early_signals.append(_signal.SIGKILL)
+
+    def signal_all(self, number: int) -> None:
+        """Signal every exec."""
+        for execution in list(self._by_pid.values()):
+            self._kill(execution, number)
+
+    def kill_all(self) -> None:
+        """SIGKILL to everything the agent may kill, background processes included."""
+        self.signal_all(_signal.SIGKILL)
+        if os.getpid() == 1:
+            try:
+                os.kill(-1, _signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    # Starting
+
+    def _start(self, id: int, request: ExecRequest, generation: int) -> None:
+        if len(self._by_pid) >= MAX_EXECUTIONS:
+            raise _failure(request, errno.EAGAIN)
+        start = self._decide(request)
+        opened: list[int] = []
+        try:
+            execution, theirs = self._open_streams(id, request, generation, start.user, opened)
+            start.stdio = theirs
+            status, status_write = os.pipe()
+            opened += (status, status_write)
+            os.set_blocking(status, False)
+            if self._setup.leaves is not None:
+                start.leaf = execution.leaf = self._setup.leaves.make()
+            pid = os.fork()
+        except OSError as error:
+            for fd in opened:
+                os.close(fd)
+            raise _failure(request, error.errno or errno.EIO) from error
+        if pid == 0:
+            child.become(start, self._setup, status_write, self._signals)
+        for fd in {*theirs, status_write}:
+            os.close(fd)
+        execution.pid = pid
+        self._by_id[id] = self._by_pid[pid] = execution
+        self._loop.watch(status, READ, lambda _events: self._settle(execution, request, status))
+        execution.unsettled = lambda: self._settle(execution, request, status)
+
+    def _decide(self, request: ExecRequest) -> child.Start:
+        if request.cmd.startswith(child.BUILTIN_PREFIX) and not child.find_builtin(
+            request.cmd.encode(), self._setup.builtins
+        ):
+            raise _failure(request, errno.ENOENT, child.STEP_EXEC)
+        user = self.default_user
+        environment = dict(self._environment)
+        if request.user is not None:
+            try:
+                user = resolve(request.user, self.default_user)
+            except UnknownUser as error:
+                stage = "fork" if request.tty else "Command::spawn"
+                raise CannotStart("user_setup_failed", None, str(error), stage) from error
+            if user.home is not None:
+                environment["HOME"] = user.home
+        if request.tty:
+            environment["TERM"] = _TERMINAL_TYPE
+        for variable in request.env:
+            name, separator, value = variable.partition("=")
+            if not separator or not name:
+                raise _failure(request, errno.EINVAL, kind="bad_args")
+            environment[name] = value
+        try:
+            rlimits = [child.rlimit(limit.resource, limit.soft, limit.hard) for limit in (*self._rlimits, *request.rlimits)]
+        except ValueError as error:
+            raise CannotStart("bad_args", errno.EINVAL, "rlimit: %s" % error, "Command::spawn") from error
+        cwd = request.cwd or self._cwd
+        if cwd is None:
+            cwd = next(path for path in DEFAULT_DIRECTORIES if os.path.isdir(path))
+        argv = [text.encode() for text in (request.cmd, *request.args)]
+        env = {name.encode(): value.encode() for name, value in environment.items()}
+        return child.Start(argv, env, cwd.encode(), user, rlimits, request.tty)
+
+    def _open_streams(
+        self, id: int, request: ExecRequest, generation: int, user: User, opened: list[int]
+    ) -> tuple[Execution, tuple[int, int, int]]:
+        """The exec with the agent's ends, and the child's standard streams; ``opened`` collects all of them."""
+        terminal: int | None = None
+        if request.tty:
+            try:
+                terminal, slave = pty.open_pair(request.rows, request.cols, user.uid, user.gid)
+            except OSError as error:
+                raise _failure(request, error.errno or errno.EIO, kind="pty_setup_failed") from error
+            opened += (terminal, slave)
+            # Reading and writing are watched apart from each other, which epoll does per descriptor.
+            stdin = os.dup(terminal)
+            opened.append(stdin)
+            streams = [terminal_stream(terminal)]
+            theirs = (slave, slave, slave)
+        else:
+            stdin_read, stdin = _pipe(opened)
+            stdout, stdout_write = _pipe(opened)
+            stderr, stderr_write = _pipe(opened)
+            for fd in (stdin, stdout, stderr):
+                os.set_blocking(fd, False)
+            streams = [Stream(stdout, ExecStdout), Stream(stderr, ExecStderr)]
+            theirs = (stdin_read, stdout_write, stderr_write)
+        paced = min(generation, self._host.generation) >= FLOW_CONTROL_GENERATION
+        execution = Execution(
+            id, self._host, self._loop, self._brake, streams, terminal, stdin, paced, self._end, self.collect
+        )
+        return execution, theirs
+
+    def _settle(self, execution: Execution, request: ExecRequest, status: int) -> None:
+        """The child either became its program, which closes the status pipe, or says why not."""
+        try:
+            record = os.read(status, 4096)
+        except BlockingIOError:
+            return
+        self._loop.forget(status)
+        os.close(status)
+        execution.unsettled = None
+        if record:
+            execution.send(_failure(request, *child.parse_failure(record)).answer())
+            self._forget(execution)
+            return
+        execution.running = True
+        leaf = None if execution.leaf is None else str(execution.leaf)
+        execution.send(ExecStarted(pid=execution.pid, leaf=leaf))
+        for number in execution.early_signals:
+            self._kill(execution, number)
+        execution.listen()
+
+    # Signals
+
+    def _kill(self, execution: Execution, number: int) -> None:
+        if number == _signal.SIGKILL and execution.leaf is not None and self._setup.leaves is not None:
+            try:
+                self._setup.leaves.kill(execution.leaf)
+            except OSError:
+                pass  # the process group still gets the signal
+        try:
+            os.killpg(execution.pid, number)
+        except OSError:
+            pass  # nobody is left in the group
+
+    # Ends
+
+    def _watch_children(self) -> None:
+        wake, self._wake_write = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(self._wake_write, False)
+        _signal.signal(_signal.SIGCHLD, lambda _number, _frame: None)
+        _signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._loop.watch(wake, READ, lambda _events: self._woken(wake))
+
+    def _woken(self, wake: int) -> None:
+        try:
+            os.read(wake, 4096)
+        except BlockingIOError:
+            return
+        self.collect()
+
+    def collect(self) -> None:
+        """Reap whoever is dead."""
+        for _ in range(_REAPED_PER_ROUND):
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            execution = self._by_pid.get(pid)
+            if execution is None:
+                continue
+            if execution.unsettled is not None:
+                execution.unsettled()
+            if pid in self._by_pid:
+                execution.ended(status, usage)
+        self._loop.soon(self.collect)
+
+    def _end(self, execution: Execution) -> None:
+        usage = {}
+        if execution.leaf is not None and self._setup.leaves is not None:
+            usage = self._setup.leaves.usage(execution.leaf)
+        execution.report_exit(usage)
+        self._forget(execution)
+
+    def _forget(self, execution: Execution) -> None:
+        del self._by_pid[execution.pid]
+        if self._by_id.get(execution.id) is execution:
+            del self._by_id[execution.id]
+        for fd in execution.release():
+            self._discard(fd)
+        if execution.leaf is not None and self._setup.leaves is not None:
+            self._setup.leaves.remove(execution.leaf)
+
+    # Output that outlives its exec
+
+    def _discard(self, fd: int) -> None:
+        """Keep reading, so that a background process is not killed by its own output."""
+        if len(self._held) >= _HELD_OUTPUTS:
+            self._drop(self._held[0])
+        self._held.append(fd)
+        self._loop.watch(fd, READ, lambda _events: self._swallow(fd))
+
+    def _swallow(self, fd: int) -> None:
+        try:
+            ended = not os.read(fd, _PIPE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            ended = True
+        if ended:
+            self._drop(fd)
+            return
+        self._loop.forget(fd)
+        self._loop.later(_DISCARD_PAUSE_SECONDS, lambda: self._watch_again(fd))
+
+    def _watch_again(self, fd: int) -> None:
+        if fd in self._held:
+            self._loop.forget(fd)
+            self._loop.watch(fd, READ, lambda _events: self._swallow(fd))
+
+    def _drop(self, fd: int) -> None:
+        self._loop.forget(fd)
+        self._held.remove(fd)
+        os.close(fd)
+
+
+def _pipe(opened: list[int]) -> tuple[int, int]:
+    read, write = os.pipe()
+    opened += (read, write)
+    try:
+        fcntl.fcntl(write, _F_SETPIPE_SZ, _PIPE_BYTES)
+    except OSError:
+        pass  # above the user's allowance for pipes: the default size works too
+    return read, write

@@ -1,0 +1,36 @@
+"""Pseudo-terminals of execs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import termios
+from struct import Struct
+
+_SIZE = Struct("HHHH")
+
+
+def open_pair(rows: int, cols: int, uid: int, gid: int) -> tuple[int, int]:
+    """Master and slave of a new terminal that belongs to the user."""
+    master, slave = os.openpty()
+    try:
+        resize(master, rows, cols)
+        if (uid, gid) != (os.getuid(), os.getgid()):
+            os.fchown(slave, uid, gid)
+        os.fchmod(slave, 0o620)
+        os.set_blocking(master, False)
+    except OSError:
+        os.close(master)
+        os.close(slave)
+        raise
+    return master, slave
+
+
+def resize(master: int, rows: int, cols: int) -> None:
+    """Change the size; the kernel tells the foreground process group."""
+    fcntl.ioctl(master, termios.TIOCSWINSZ, _SIZE.pack(rows, cols, 0, 0))
+
+
+def take_control(slave: int) -> None:
+    """Make the terminal the controlling one of the calling session leader."""
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)

@@ -1,7 +1,7 @@
 """Fuzz target of the agent protocol: any bytes, cut anywhere, give items or a WireError at both ends, nothing else.
 
-With atheris installed: ``python fuzz/fuzz_wire.py corpus/ -max_total_time=600``. Without it, recorded frames are mutated
-at random for ``--seconds`` (``--seed`` repeats a run); a failing input is printed in hex.
+With atheris installed: ``python fuzz/fuzz_wire.py corpus/ -max_total_time=600``. Without it, recorded frames are
+mutated at random for ``--seconds`` (``--seed`` repeats a run); a failing input is printed in hex.
 """
 
 from __future__ import annotations

@@ -196,34 +196,41 @@ class HostConnection:
         self.ensure_version_compat(message_type)
         return data_pieces(message_type, data, id, self._emitted)
 
-    def next_item(self) -> HostItem | None:
-        """The next message or record. A peer that breaks the protocol raises WireError: close the connection.
-
-        Types that we do not know, or that only hosts send, are dropped: a newer agent may have them.
-        """
+    def next_frame(self) -> Frame | None:
+        """The next frame after the prologue; a relay routes it by its id instead of reading it."""
         if self._awaits_prologue and not self._read_prologue():
             return None
+        return self.reader.next_frame()
+
+    def next_item(self) -> HostItem | None:
+        """The next message or record; WireError when the peer broke the protocol: close the connection."""
         while True:
-            frame = self.reader.next_frame()
+            frame = self.next_frame()
             if frame is None:
                 return None
-            if frame.flags & FLAG_BULK:
-                if self.negotiated < BULK_GENERATION:
-                    raise InvalidBulkRecord("bulk record below generation 8")
-                return decode_record(frame)
-            envelope = open_envelope(frame)
-            try:
-                message_type = envelope.message_type()
-            except UnknownMessageType:
-                if self._negotiated is None:
-                    raise UnexpectedMessage(f"expected core.ready frame, got {envelope.wire_name}") from None
-                continue
-            if not message_type.DIRECTION & TO_HOST:
-                continue
-            message = envelope.decode(message_type)
+            item = self.read(frame)
+            if item is not None:
+                return item
+
+    def read(self, frame: Frame) -> HostItem | None:
+        """What a frame says; None for types that we do not know (a newer agent may) or that only hosts send."""
+        if frame.flags & FLAG_BULK:
+            if self.negotiated < BULK_GENERATION:
+                raise InvalidBulkRecord("bulk record below generation 8")
+            return decode_record(frame)
+        envelope = open_envelope(frame)
+        try:
+            message_type = envelope.message_type()
+        except UnknownMessageType:
             if self._negotiated is None:
-                self._shake(message, envelope.generation, frame)
-            return Inbound(frame.id, envelope.generation, message)
+                raise UnexpectedMessage(f"expected core.ready frame, got {envelope.wire_name}") from None
+            return None
+        if not message_type.DIRECTION & TO_HOST:
+            return None
+        message = envelope.decode(message_type)
+        if self._negotiated is None:
+            self._shake(message, envelope.generation, frame)
+        return Inbound(frame.id, envelope.generation, message)
 
     def _read_prologue(self) -> bool:
         raw = self.reader.peek(_PROLOGUE.size)

@@ -298,7 +298,7 @@ class ExecExited(Message):
     WIRE, GENERATION, DIRECTION, FLAGS = "core.exec.exited", 1, TO_HOST, FLAG_TERMINAL
     code: int = field(I32)
     signal: int | None = field(I32, default=None, omit=True)
-    usage: Mapping[str, Any] | None = field(MAP, default=None, omit=True)
+    usage: Mapping[Any, Any] | None = field(MAP, default=None, omit=True)
 
 
 class ExecFailed(Message):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidebox.model.events import Event
+from tidebox.model.launch import Cell as CellKind
 from tidebox.model.limits import Limits
 from tidebox.model.result import Usage
 
@@ -178,6 +179,21 @@ class Box(abc.ABC):
 
     id: str
     image_digest: str
+    first: Exec | None = None
+    """The exec that was started with the box, where one was asked for."""
+
+    @property
+    @abc.abstractmethod
+    def gone(self) -> bool:
+        """Whether the box's init is dead."""
+
+    @abc.abstractmethod
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the box's init dies."""
+
+    @abc.abstractmethod
+    async def adjust(self, limits: Limits) -> None:
+        """Change the limits that are no mount or start state, and count usage from now on."""
 
     @property
     @abc.abstractmethod
@@ -219,12 +235,19 @@ class Runtime(abc.ABC):
     name: str
 
     @abc.abstractmethod
+    def parking(self, kind: CellKind, image: str) -> Command:
+        """The command that starts and parks an interpreter of ``kind`` in a box of ``image``."""
+
+    @abc.abstractmethod
     async def probe(self) -> Report:
         """What this runtime can enforce on this machine, found by trying."""
 
     @abc.abstractmethod
-    async def open(self, spec: BoxSpec) -> Box:
-        """A fresh box, or an error that names what could not be done."""
+    async def open(self, spec: BoxSpec, *, first: Command | None = None, first_input: bytes = b"") -> Box:
+        """A fresh box, or an error that names what could not be done.
+
+        ``first`` is started in it without waiting for anything in between, and given ``first_input``: ``box.first``.
+        """
 
     @abc.abstractmethod
     async def close(self) -> None:

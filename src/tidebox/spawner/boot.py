@@ -7,9 +7,9 @@ import sys
 
 _BARE_MODULES = frozenset(sys.modules)
 _BARE_PATH = tuple(sys.path[1:])
-sys.path[:] = [*_BARE_PATH, sys.argv[1]]
+sys.path[:] = [*_BARE_PATH, __file__.rpartition("/tidebox/")[0]]
 
 from tidebox.spawner import main, warm  # noqa: E402
 
 warm.capture(_BARE_MODULES, _BARE_PATH)
-main.main(int(sys.argv[2]))
+main.main(int(sys.argv[1]))

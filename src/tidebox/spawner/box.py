@@ -23,7 +23,8 @@ class BoxOrder:
     def __init__(self, message: dict[str, Any], descriptors: list[int]) -> None:
         self.box: str = message["box"]
         self.number: int = message["number"]
-        self.plan: list[list[Any]] = message["plan"]
+        # In two parts: what can be done while the template maps the ids, and what needs them.
+        self.plan: list[list[list[Any]]] = message["plan"]
         self.generation: int = message["generation"]
         self.cgroup_version: int = message["cgroup"]
         self.leaf_count: int = message["leaves"]
@@ -70,6 +71,8 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
             os.write(descriptor, b"0")
         except OSError as error:
             raise steps.StepFailed("attach to the cgroup", error) from error
+    before, after = order.plan
+    steps.execute(before)
     if os.read(gate, 1) != b"+":
         return None
     user = (USER_UID, USER_UID)
@@ -81,7 +84,7 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
         os.setresuid(init[0], init[0], init[0])
     except OSError as error:
         raise steps.StepFailed("become init", error) from error
-    steps.execute(order.plan)
+    steps.execute(after)
     try:
         # For init alone: programs see /proc read-only, and init must raise their OOM score above its own.
         writable_proc = sys_.open_tree("/proc")

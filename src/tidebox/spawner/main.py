@@ -29,7 +29,12 @@ class _Box:
         self.request: Optional[int] = request
         self.leaf = leaf
         self.template_name = template_name
-        self.pidfd: Optional[int] = None
+        self.descriptors: dict[str, int] = {}
+
+    def close_descriptors(self) -> None:
+        for descriptor in self.descriptors.values():
+            os.close(descriptor)
+        self.descriptors.clear()
 
 
 class Spawner:
@@ -185,23 +190,25 @@ class Spawner:
         if box is None or box.request is None:
             for descriptor in descriptors:
                 os.close(descriptor)
-        elif "cloned" in message:
-            box.pidfd = descriptors[0]
-        elif "ready" in message and box.pidfd is not None:
-            files = box.leaf.files() if box.leaf is not None else {}
-            channel.send(self._sock, {"re": box.request, "files": files}, (box.pidfd, descriptors[0]))
-            os.close(descriptors[0])
-            os.close(box.pidfd)
-            box.pidfd = None
-            box.request = None
-        else:
+        elif "failed" in message:
             self._fail_open(message["box"], str(message["failed"]), int(message["errno"]), str(message["text"]))
+        else:
+            # The template tells of the clone, the clone itself that it is ready: in either order.
+            box.descriptors["pidfd" if "cloned" in message else "workspace"] = descriptors[0]
+            if len(box.descriptors) == 2:
+                self._opened(box)
+
+    def _opened(self, box: _Box) -> None:
+        files = box.leaf.files() if box.leaf is not None else {}
+        passed = (box.descriptors["pidfd"], box.descriptors["workspace"])
+        channel.send(self._sock, {"re": box.request, "files": files}, passed)
+        box.request = None
+        box.close_descriptors()
 
     def _fail_open(self, name: str, step: str, number: int, text: str) -> None:
         box = self._boxes.pop(name)
         channel.send(self._sock, {"re": box.request, "failed": step, "errno": number, "text": text})
-        if box.pidfd is not None:
-            os.close(box.pidfd)
+        box.close_descriptors()
         if box.leaf is not None:
             self._closing.append((box.leaf, None))
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _libc = ctypes.PyDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
+# Looked up here once: the first look-up costs more than the call, and every box would pay for it.
+_unshare, _setns, _mount, _umount2 = _libc.unshare, _libc.setns, _libc.mount, _libc.umount2
+_sethostname, _prctl = _libc.sethostname, _libc.prctl
 _MACHINE = os.uname().machine
 
 CLONE_NEWNS = 0x00020000
@@ -128,7 +131,12 @@ def clone(flags: int, cgroup: Optional[int] = None) -> tuple[int, int]:
 
 def unshare(flags: int) -> None:
     """Enter new namespaces."""
-    _check(_libc.unshare(flags), "unshare")
+    _check(_unshare(flags), "unshare")
+
+
+def enter_namespace(descriptor: int, kind: int) -> None:
+    """Enter the namespace of type ``kind`` behind ``descriptor``."""
+    _check(_setns(descriptor, kind), "setns")
 
 
 def _text(value: Optional[str]) -> Optional[bytes]:
@@ -137,12 +145,12 @@ def _text(value: Optional[str]) -> Optional[bytes]:
 
 def mount(source: Optional[str], target: str, kind: Optional[str], flags: int, data: Optional[str] = None) -> None:
     """mount(2)."""
-    _check(_libc.mount(_text(source), _text(target), _text(kind), ctypes.c_ulong(flags), _text(data)), target)
+    _check(_mount(_text(source), _text(target), _text(kind), ctypes.c_ulong(flags), _text(data)), target)
 
 
 def unmount(target: str, flags: int = MNT_DETACH) -> None:
     """umount2(2)."""
-    _check(_libc.umount2(_text(target), flags), target)
+    _check(_umount2(_text(target), flags), target)
 
 
 def pivot_root(new: str, old: str) -> None:
@@ -174,12 +182,12 @@ def move_mount(tree: int, target: str) -> None:
 def set_hostname(name: str) -> None:
     """sethostname(2)."""
     raw = name.encode()
-    _check(_libc.sethostname(raw, len(raw)), "sethostname")
+    _check(_sethostname(raw, len(raw)), "sethostname")
 
 
 def prctl(option: int, value: int = 0, what: str = "prctl") -> int:
     """prctl(2) with one argument."""
-    return _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), what)
+    return _check(_prctl(option, ctypes.c_ulong(value), 0, 0, 0), what)
 
 
 class _CapHeader(ctypes.Structure):
@@ -190,10 +198,13 @@ class _CapData(ctypes.Structure):
     _fields_ = [("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32)]
 
 
+_CapSets = _CapData * 2
+
+
 def set_capabilities(keep: tuple[int, ...]) -> None:
     """Make ``keep`` the effective and permitted set; nothing is inheritable or ambient."""
     mask = sum(1 << number for number in keep)
-    data = (_CapData * 2)()
+    data = _CapSets()
     for word in (0, 1):
         data[word].effective = data[word].permitted = (mask >> (32 * word)) & 0xFFFFFFFF
     header = _CapHeader(0x20080522, 0)
@@ -214,4 +225,4 @@ class _Program(ctypes.Structure):
 def load_seccomp(instructions: bytes) -> None:
     """Install a seccomp filter on this thread, for ever."""
     program = _Program(len(instructions) // 8, instructions)
-    _check(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(program), 0, 0), "seccomp")
+    _check(_prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(program), 0, 0), "seccomp")

@@ -10,6 +10,7 @@ import _socket
 import gc
 import os
 import select
+import sys
 
 from tidebox.spawner import channel, steps
 from tidebox.spawner import syscalls as sys_
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, Optional
 
 _OUTER = sys_.CLONE_NEWNS | sys_.CLONE_NEWPID | sys_.CLONE_NEWNET | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
-_INNER = _OUTER | sys_.CLONE_NEWUSER
+_INNER = sys_.CLONE_NEWUSER | sys_.CLONE_NEWNS | sys_.CLONE_NEWPID | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
+# A network namespace costs as much as everything else of a box together: this many are kept ready, each for one box.
+_SPARE_NETWORKS = 4
 UID_BLOCK = 65536
 _AGENT_UID, USER_UID = 0, 1000
 
@@ -64,7 +67,7 @@ def _map_ids(pid: int, uid_map: str, gid_map: str, deny_setgroups: bool) -> None
 def start(plan: list[list[Any]], uid_base: Optional[int]) -> Template:
     """Fork a template that executes ``plan``; ``uid_base`` is the first uid of its block, None without root."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    flags = _OUTER if uid_base is not None else _INNER
+    flags = _OUTER if uid_base is not None else _OUTER | sys_.CLONE_NEWUSER
     pid, pidfd = sys_.clone(flags)
     if pid == 0:
         ours.close()
@@ -110,6 +113,8 @@ def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: Optional[int]) 
         status = 0
     except steps.StepFailed as error:
         channel.send(sock, {"failed": error.step, "errno": error.errno, "text": os.strerror(error.errno)})
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         os._exit(status)
 
@@ -151,30 +156,45 @@ def _serve(sock: _socket.socket, two_ids: bool) -> None:
     """Clone a box per request and reap the dead ones, until the spawner is gone."""
     epoll = select.epoll()
     epoll.register(sock.fileno(), select.EPOLLIN)
+    networks: list[int] = []
     while True:
-        for fd, _ in epoll.poll():
+        events = epoll.poll(0 if len(networks) < _SPARE_NETWORKS else None)
+        if not events:
+            networks.append(_new_network())
+        for fd, _ in events:
             if fd != sock.fileno():
                 os.waitid(os.P_PIDFD, fd, os.WEXITED)
+                # Closing is not enough: a clone may still hold a copy, and epoll would go on reporting a number that means another file by then.
+                epoll.unregister(fd)
                 os.close(fd)
                 continue
             received = channel.receive(sock)
             if received is None:
                 return
             order = BoxOrder(*received)
-            pidfd = _clone_box(sock, order, two_ids)
-            for descriptor in order.descriptors:
+            network = networks.pop() if networks else _new_network()
+            pidfd = _clone_box(sock, order, network, two_ids)
+            for descriptor in (*order.descriptors, network):
                 os.close(descriptor)
             if pidfd is not None:
                 epoll.register(pidfd, select.EPOLLIN)
 
 
-def _clone_box(sock: _socket.socket, order: BoxOrder, two_ids: bool) -> Optional[int]:
+def _new_network() -> int:
+    """A network namespace with nothing but ``lo``; the box that gets it has no power over it, not even as its root."""
+    sys_.unshare(sys_.CLONE_NEWNET)
+    steps.execute([["loopback"]])
+    return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _clone_box(sock: _socket.socket, order: BoxOrder, network: int, two_ids: bool) -> Optional[int]:
     gate_read, gate_write = os.pipe()
     try:
+        # The clone inherits the network this process stands in.
+        sys_.enter_namespace(network, sys_.CLONE_NEWNET)
         pid, pidfd = sys_.clone(_INNER, order.cgroup_directory)
         if pid == 0:
             run_box(sock, order, gate_read, two_ids)
-        channel.send(sock, {"box": order.box, "cloned": pid}, (pidfd,))
         if two_ids:
             agent = agent_id(order.number)
             ids = "%d %d 1\n%d %d 1\n" % (_AGENT_UID, agent, USER_UID, agent + 1)
@@ -182,6 +202,7 @@ def _clone_box(sock: _socket.socket, order: BoxOrder, two_ids: bool) -> Optional
             ids = "%d 0 1\n" % USER_UID
         _map_ids(pid, ids, ids, deny_setgroups=not two_ids)
         os.write(gate_write, b"+")
+        channel.send(sock, {"box": order.box, "cloned": pid}, (pidfd,))
         return pidfd
     except OSError as error:
         # The child, if there is one, finds the gate closed and goes away by itself.

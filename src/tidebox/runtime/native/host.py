@@ -23,6 +23,7 @@ from tidebox.runtime.native.plan import (
 OLDEST_PYTHON = (3, 9)
 TOOLS = ("node", "elixir", "erl")
 LINK_DIRECTORY = "/opt/tidebox/bin"
+COPIED_FILE_BYTES = 4096
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -66,6 +67,8 @@ def _find_tool(name: str, path: str | None) -> str | None:
 def gather(interpreters: Interpreters) -> HostFacts:
     """Everything a plan needs to know of this machine."""
     directories = _existing(SYSTEM_DIRECTORIES)
+    etc = _existing(tuple("/etc/" + name for name in ETC_ENTRIES))
+    copied = {path for path, link in etc if link is None and os.path.isfile(path) and os.path.getsize(path) <= COPIED_FILE_BYTES}
     visible = tuple(path for path, link in directories if link is None)
     links = {"python": interpreters.python, "python3": interpreters.python}
     prefixes = []
@@ -76,7 +79,8 @@ def gather(interpreters: Interpreters) -> HostFacts:
         links[name] = program
     return HostFacts(
         system_directories=directories,
-        etc_entries=_existing(tuple("/etc/" + name for name in ETC_ENTRIES)),
+        etc_shared=tuple((path, link) for path, link in etc if path not in copied),
+        etc_copied=tuple((path, Path(path).read_bytes()) for path in sorted(copied)),
         extra_prefixes=tuple(dict.fromkeys(prefixes)),
         masked_files=tuple(name for name in MASKED_FILES if _readable_by_all("/proc/" + name)),
         masked_directories=tuple(name for name in MASKED_DIRECTORIES if os.path.isdir("/proc/" + name)),

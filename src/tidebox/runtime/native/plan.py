@@ -57,8 +57,9 @@ class HostFacts:
     """What of the machine matters to a plan."""
 
     system_directories: tuple[tuple[str, str | None], ...]
-    """Those that exist; the second item is the target where it is a symbolic link. The same for ``etc_entries``."""
-    etc_entries: tuple[tuple[str, str | None], ...]
+    """Those that exist; the second item is the target where it is a symbolic link. The same for ``etc_shared``."""
+    etc_shared: tuple[tuple[str, str | None], ...]
+    etc_copied: tuple[tuple[str, bytes], ...] = field(repr=False)
     extra_prefixes: tuple[str, ...]
     """Directories of interpreters that live outside the system directories."""
     masked_files: tuple[str, ...]
@@ -99,8 +100,10 @@ def template_plan(facts: HostFacts, rootfs: str | None) -> Plan:
 def _host_root(facts: HostFacts) -> Plan:
     plan: Plan = [["root_tmpfs"]]
     plan += [["mkdir", "/new/etc/ssl", 0o755]]
-    for path, link in (*facts.system_directories, *facts.etc_entries):
+    for path, link in (*facts.system_directories, *facts.etc_shared):
         plan.append(["symlink", link, "/new" + path] if link else _system_bind(path))
+    # Copied, not bound: every mount is one more to copy for each box.
+    plan += [["file", "/new" + path, content] for path, content in facts.etc_copied]
     for name, content in (("passwd", _PASSWD), ("group", _GROUP), ("hosts", _HOSTS), ("nsswitch.conf", _NSSWITCH)):
         plan.append(["file", "/new/etc/" + name, content])
     plan += [_system_bind(prefix) for prefix in facts.extra_prefixes]
@@ -130,26 +133,23 @@ def _devices() -> Plan:
     return plan
 
 
-def box_plan(facts: HostFacts, shape: BoxShape) -> Plan:
-    """The steps that make a clone of a template a box of its own."""
+def box_plan(facts: HostFacts, shape: BoxShape) -> tuple[Plan, Plan]:
+    """The steps that make a clone of a template a box of its own, before and after its user ids are mapped."""
+    before: Plan = [["cgroup_namespace"], ["hostname", HOSTNAME], ["proc", "/proc"]]
+    if not shape.executable and facts.memfd_noexec:
+        before.append(["write", "/proc/sys/vm/memfd_noexec", "2"])
+    before.append(["cover", "/dev/null", ["/proc/" + name for name in facts.masked_files]])
+    before.append(["cover", "/.tidebox/empty", ["/proc/" + name for name in facts.masked_directories]])
     own = f"uid={USER_ID},gid={USER_ID}"
     attributes = ["nosuid", "nodev"] if shape.executable else ["nosuid", "nodev", "noexec"]
     half = max(shape.workspace_inodes // 2, 64)
-    plan: Plan = [
-        ["cgroup_namespace"],
-        ["hostname", HOSTNAME],
-        ["loopback"],
+    after: Plan = [
         ["tmpfs", WORKSPACE, attributes, f"{own},mode=0755,size={shape.workspace_bytes},nr_inodes={shape.workspace_inodes}"],
         ["tmpfs", "/tmp", attributes, f"{own},mode=1777,size={shape.tmp_bytes},nr_inodes={half}"],
         ["tmpfs", "/dev/shm", ["nosuid", "nodev", "noexec"], f"{own},mode=1777,size={shape.shm_bytes},nr_inodes={half}"],
         ["devpts", "/dev/pts"],
-        ["proc", "/proc"],
     ]
-    if not shape.executable and facts.memfd_noexec:
-        plan.append(["write", "/proc/sys/vm/memfd_noexec", "2"])
-    plan.append(["cover", "/dev/null", ["/proc/" + name for name in facts.masked_files]])
-    plan.append(["cover", "/.tidebox/empty", ["/proc/" + name for name in facts.masked_directories]])
-    return plan
+    return before, after
 
 
 def contains(directories: tuple[str, ...], path: str) -> bool:

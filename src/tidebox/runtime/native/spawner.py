@@ -19,6 +19,7 @@ from tidebox.wire import cbor
 
 _MAX_MESSAGE = 128 * 1024
 _MAX_DESCRIPTORS = 8
+_CLOSE_SECONDS = 10.0
 
 
 class Spawner:
@@ -40,7 +41,7 @@ class Spawner:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         package = Path(tidebox.__file__).parent
-        command = [python, str(package / "spawner" / "boot.py"), str(package.parent), str(theirs.fileno())]
+        command = [python, str(package / "spawner" / "boot.py"), str(theirs.fileno())]
         environment = default_environment()
         if delegate and (scope := _systemd_scope()):
             command = [*scope, *command]
@@ -140,14 +141,19 @@ class Spawner:
     async def close(self) -> None:
         """Let it clean up and wait for its end."""
         self._lost()
-        await asyncio.to_thread(self._wait)
-
-    def _wait(self) -> None:
+        if self._process.poll() is not None:
+            return
+        descriptor = os.pidfd_open(self._process.pid)
+        ended = self._loop.create_future()
+        self._loop.add_reader(descriptor, lambda: ended.done() or ended.set_result(None))
         try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
+            await asyncio.wait_for(ended, _CLOSE_SECONDS)
+        except TimeoutError:
             self._process.kill()
-            self._process.wait()
+        finally:
+            self._loop.remove_reader(descriptor)
+            os.close(descriptor)
+        self._process.wait()
 
 
 def _systemd_scope() -> list[str] | None:

@@ -1,0 +1,201 @@
+"""One execution from its order to its end: a cell is taken, given the program, watched, stopped, measured and thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tidebox.errors import BoxGone
+from tidebox.model.events import Event, Exited, Output
+from tidebox.model.launch import Launch, encode_program
+from tidebox.model.result import Outcome, Usage, conclude
+from tidebox.runtime.base import Box, BoxSpec, Captured, CaptureRule, Command, Exec, Runtime
+from tidebox.runtime.pool import CellKey, Pool
+
+CANCEL_GRACE_SECONDS = 2.0
+# Behind the host's own clock, for the case that the host cannot keep it.
+CPU_GRACE_SECONDS = 2
+
+Sink = Callable[[Event], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to run."""
+
+    launch: Launch
+    spec: BoxSpec
+    stdin: bytes | AsyncIterator[bytes] | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    capture: CaptureRule | None = None
+    tty: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How it ended."""
+
+    outcome: Outcome
+    exit_code: int | None
+    signal: int | None
+    usage: Usage
+    captured: Captured | None
+
+
+class Driver:
+    """Runs orders on one runtime."""
+
+    def __init__(self, runtime: Runtime, pool: Pool) -> None:
+        self._runtime = runtime
+        self._pool = pool
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def run(self, order: Order, sink: Sink, cancel: asyncio.Event | None = None) -> Ending:
+        """Run ``order``; events go to ``sink`` as they come. Raises only for failures that are not the program's."""
+        box, program = await self._start(order)
+        try:
+            return await _Watch(box, program, order, sink, cancel).ending()
+        finally:
+            # Nobody waits for the last of it but the driver's own close.
+            task = asyncio.get_running_loop().create_task(box.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _start(self, order: Order) -> tuple[Box, Exec]:
+        limits = order.spec.limits
+        cpu_seconds = int(limits.timeout) + 1 + CPU_GRACE_SECONDS
+        if order.launch.cold:
+            box = await self._runtime.open(order.spec)
+            try:
+                await _place_files(box, order.files)
+                program = order.launch.program
+                command = Command(
+                    argv=order.launch.command,
+                    env=dict(program.env),
+                    cwd=program.cwd,
+                    tty=order.tty,
+                    cpu_seconds=cpu_seconds,
+                )
+                return box, await box.exec(command)
+            except BaseException:
+                await box.close()
+                raise
+        block = encode_program(replace(order.launch.program, cpu_seconds=cpu_seconds))
+        key = CellKey.of(self._runtime, order.launch.cell, order.spec)
+        if not order.files:
+            return await self._pool.take(key, limits, block)
+        box, parked = await self._pool.take(key, limits)
+        try:
+            await _place_files(box, order.files)
+            await parked.write(block)
+        except BaseException:
+            await box.close()
+            raise
+        return box, parked
+
+    async def close(self) -> None:
+        """Wait until nothing of the finished executions is left."""
+        if self._closing:
+            await asyncio.gather(*self._closing)
+
+
+async def _place_files(box: Box, files: Mapping[str, bytes]) -> None:
+    made: set[str] = set()
+    for path, content in files.items():
+        parent = path.rpartition("/")[0]
+        if parent and parent not in made:
+            await box.files.mkdir(parent)
+            made.add(parent)
+        await box.files.write(path, content)
+
+
+class _Watch:
+    """Follows one program until it is over, by itself or because a limit was reached."""
+
+    def __init__(self, box: Box, program: Exec, order: Order, sink: Sink, cancel: asyncio.Event | None) -> None:
+        self._box = box
+        self._program = program
+        self._order = order
+        self._sink = sink
+        self._cancel = cancel
+        self._reason: Outcome | None = None
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def ending(self) -> Ending:
+        loop = asyncio.get_running_loop()
+        started = time.monotonic()
+        timer = loop.call_later(self._order.spec.limits.timeout, self._end, Outcome.TIMEOUT)
+        helpers = [loop.create_task(self._feed())]
+        if self._cancel is not None:
+            helpers.append(loop.create_task(self._watch_cancel(self._cancel)))
+        try:
+            exited = await self._follow()
+        finally:
+            timer.cancel()
+            for helper in helpers:
+                helper.cancel()
+            await self._box.stop()
+        wall = time.monotonic() - started
+        usage = replace(await self._box.usage(), wall_seconds=wall)
+        if self._reason is None and exited is None and not usage.oom_kills:
+            raise BoxGone("the box died before its program ended")
+        code, number = (exited.code, exited.signal) if exited is not None else (None, int(signal.SIGKILL))
+        outcome = self._reason or conclude(exit_code=code, signal=number, oom_kills=usage.oom_kills)
+        if outcome not in (Outcome.EXITED, Outcome.SIGNALED):
+            code = None
+        captured = None
+        if self._order.capture is not None:
+            captured = await self._box.capture(self._order.capture)
+        return Ending(outcome=outcome, exit_code=code, signal=number, usage=usage, captured=captured)
+
+    def _end(self, reason: Outcome) -> None:
+        """Kill the box; the first reason stands."""
+        if self._reason is None:
+            self._reason = reason
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._box.stop())
+
+    async def _follow(self) -> Exited | None:
+        left = self._order.spec.limits.output
+        try:
+            async for event in self._program.events():
+                if isinstance(event, Output):
+                    if self._reason is Outcome.OUTPUT_LIMIT:
+                        continue
+                    if len(event.data) > left:
+                        event = replace(event, data=event.data[:left])
+                        self._end(Outcome.OUTPUT_LIMIT)
+                    left -= len(event.data)
+                    if not event.data:
+                        continue
+                await self._sink(event)
+                if isinstance(event, Exited):
+                    return event
+        except BoxGone:
+            return None
+        return None
+
+    async def _feed(self) -> None:
+        """Standard input, beside the output: a program may do either first."""
+        stdin = self._order.stdin
+        try:
+            if isinstance(stdin, bytes):
+                if stdin:
+                    await self._program.write(stdin)
+            elif stdin is not None:
+                async for chunk in stdin:
+                    await self._program.write(chunk)
+            await self._program.end_input()
+        except BoxGone:
+            pass  # the program's end tells the rest
+
+    async def _watch_cancel(self, cancel: asyncio.Event) -> None:
+        await cancel.wait()
+        if self._reason is None:
+            self._reason = Outcome.CANCELLED
+        await self._program.signal(signal.SIGTERM)
+        await asyncio.sleep(CANCEL_GRACE_SECONDS)
+        self._end(Outcome.CANCELLED)

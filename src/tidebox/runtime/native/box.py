@@ -1,0 +1,142 @@
+"""A native box: its agent's link, its init's pidfd, its workspace's descriptor and its cgroup."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from tidebox.model.limits import Limits
+from tidebox.model.result import Usage
+from tidebox.runtime.base import Box, Captured, CaptureRule, Command, Exec, Files
+from tidebox.runtime.capture import capture
+from tidebox.runtime.link import Link, LinkExec
+from tidebox.runtime.native.spawner import Spawner
+from tidebox.runtime.native.usage import Meter
+from tidebox.wire.messages import ExecRequest, Rlimit
+
+
+class NativeBox(Box):
+    """One box of the native runtime."""
+
+    def __init__(
+        self, id: str, image_digest: str, spawner: Spawner, link: Link, pidfd: int, workspace: int, meter: Meter, limits: Limits
+    ) -> None:
+        self.id = id
+        self.image_digest = image_digest
+        self._spawner = spawner
+        self._link = link
+        self._pidfd = pidfd
+        self._workspace = workspace
+        self._meter = meter
+        self._limits = limits
+        self._started = time.monotonic()
+        self._frozen = False
+        self._dead = asyncio.Event()
+        self._closing: asyncio.Task[None] | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        asyncio.get_running_loop().add_reader(pidfd, self._on_death)
+
+    @property
+    def files(self) -> Files:
+        return self._link.files
+
+    @property
+    def link(self) -> Link:
+        """The connection to the box's agent."""
+        return self._link
+
+    @property
+    def gone(self) -> bool:
+        return self._dead.is_set()
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def _on_death(self) -> None:
+        # The kernel reports the init's death only when every process of its pid namespace is gone.
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self._dead.set()
+        for callback in self._callbacks:
+            callback()
+
+    async def exec(self, command: Command) -> Exec:
+        return self.start(command)
+
+    def start(self, command: Command) -> LinkExec:
+        """Start a program without waiting for anything."""
+        rows, columns = command.tty or (24, 80)
+        rlimits = []
+        if command.cpu_seconds is not None:
+            rlimits.append(Rlimit(resource="cpu", soft=command.cpu_seconds, hard=command.cpu_seconds + 1))
+        return self._link.open_exec(
+            ExecRequest(
+                cmd=command.argv[0],
+                args=list(command.argv[1:]),
+                env=[f"{name}={value}" for name, value in command.env.items()],
+                cwd=command.cwd,
+                tty=command.tty is not None,
+                rows=rows,
+                cols=columns,
+                rlimits=rlimits,
+            )
+        )
+
+    async def adjust(self, limits: Limits) -> None:
+        self._meter.reset()
+        self._started = time.monotonic()
+        if cgroup_limits(limits) != cgroup_limits(self._limits):
+            await self._spawner.request("limit", box=self.id, limits=cgroup_limits(limits))
+        self._limits = limits
+
+    async def freeze(self) -> None:
+        await self._spawner.request("freeze", box=self.id, frozen=True)
+        self._frozen = True
+
+    async def thaw(self) -> None:
+        await self._spawner.request("freeze", box=self.id, frozen=False)
+        self._frozen = False
+
+    async def stop(self) -> None:
+        if not self._dead.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            if self._frozen:
+                # A frozen process dies only when it runs again.
+                await self.thaw()
+            await self._dead.wait()
+
+    async def usage(self) -> Usage:
+        return Usage(
+            wall_seconds=time.monotonic() - self._started,
+            cpu_seconds=self._meter.cpu_seconds(),
+            memory_peak=self._meter.memory_peak(),
+            pids_peak=self._meter.pids_peak(),
+            oom_kills=self._meter.oom_kills(),
+        )
+
+    async def capture(self, rule: CaptureRule) -> Captured:
+        await self.stop()
+        return await asyncio.to_thread(capture, self._workspace, rule)
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await self.stop()
+        await self._link.close()
+        self._meter.close()
+        os.close(self._pidfd)
+        os.close(self._workspace)
+        if not self._spawner.gone.is_set():
+            await self._spawner.request("close", box=self.id)
+
+
+def cgroup_limits(limits: Limits) -> list[int]:
+    """The limits a cgroup keeps, as the spawner takes them; the agent's own process comes on top of the user's."""
+    return [limits.memory, limits.pids + 1, max(int(limits.cpus * 100_000), 1000), limits.cpu_shares]

@@ -1,0 +1,90 @@
+"""What the native runtime can enforce on this machine, in words an operator can act on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+from tidebox.errors import ProvisionFailed, RuntimeUnavailable, TideboxError
+from tidebox.runtime.base import Finding, Guarantee, Report
+from tidebox.runtime.native.plan import HostFacts
+
+_CGROUP_REMEDY_ROOT = "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1) or mount the memory, pids and cpu controllers"
+_CGROUP_REMEDY_USER = (
+    "run in a login session with a systemd user manager (then a delegated scope is used), or start as root; "
+    "to enable a user manager: sudo loginctl enable-linger $USER"
+)
+
+
+def explain(error: ProvisionFailed) -> RuntimeUnavailable:
+    """Why the first template could not be made, and what helps."""
+    step = str(error.details.get("step", ""))
+    number = int(error.details.get("errno") or 0)
+    remedy = _remedy(step, number)
+    text = f"boxes cannot be made on this machine: {step}: {os.strerror(number) if number else error.message}"
+    return RuntimeUnavailable(f"{text}. {remedy}" if remedy else text, step=step, errno=number, remedy=remedy)
+
+
+def _remedy(step: str, number: int) -> str | None:
+    if _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1" and os.getuid() != 0:
+        return (
+            "AppArmor restricts user namespaces for unprivileged programs: "
+            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+        )
+    if _sysctl("kernel/unprivileged_userns_clone") == "0" and os.getuid() != 0:
+        return "the kernel forbids unprivileged user namespaces: sudo sysctl -w kernel.unprivileged_userns_clone=1"
+    if _sysctl("user/max_user_namespaces") == "0":
+        return "no user namespaces are allowed: sudo sysctl -w user.max_user_namespaces=15000"
+    if "clone" in step or "namespace" in step:
+        if number == errno.ENOSYS:
+            return "the kernel is older than 5.3 and has no clone3"
+        return "this looks like a container without namespaces: run it with --privileged, or on the machine itself"
+    if "proc" in step:
+        return "/proc is partly hidden here, as in a container: run on the machine itself or with --security-opt systempaths=unconfined"
+    return None
+
+
+def _sysctl(name: str) -> str | None:
+    try:
+        return Path("/proc/sys", name).read_text().strip()
+    except OSError:
+        return None
+
+
+def unavailable(error: TideboxError) -> Report:
+    """The report of a machine on which no box can be made."""
+    remedy = error.details.get("remedy")
+    findings = tuple(Finding(guarantee, False, "no box can be made", remedy) for guarantee in Guarantee)
+    return Report("native", False, findings, reason=error.message)
+
+
+def report(spawner: dict[str, Any], facts: HostFacts) -> Report:
+    """The report of a machine on which a template stands."""
+    two_ids, cgroup = bool(spawner["two_ids"]), int(spawner["cgroup"])
+    problem = spawner["cgroup_problem"]
+    remedy = None if cgroup else (_CGROUP_REMEDY_ROOT if os.getuid() == 0 else _CGROUP_REMEDY_USER)
+    counted = f"cgroup v{cgroup}" if cgroup else f"not enforced: {problem}"
+    init = "another uid than user code" if two_ids else "user code's uid; the system call filter keeps it from init"
+    findings = (
+        Finding(Guarantee.USER_SEPARATION, True, "a user namespace of its own; init has " + init),
+        Finding(Guarantee.FILE_SYSTEM, True, "read-only root behind pivot_root, private tmpfs, masked /proc"),
+        Finding(Guarantee.PROCESSES, True, "a pid namespace; all die with its init"),
+        Finding(Guarantee.NETWORK, True, "an empty network namespace with loopback only"),
+        Finding(Guarantee.IPC, True, "ipc and uts namespaces"),
+        Finding(Guarantee.SYSCALL_FILTER, True, f"seccomp allow-list for {os.uname().machine}"),
+        Finding(Guarantee.NO_PRIVILEGES, True, "no capability, no_new_privs, nosuid mounts"),
+        Finding(Guarantee.MEMORY, bool(cgroup), f"{counted}, swap off" if cgroup else counted, remedy),
+        Finding(Guarantee.PIDS, bool(cgroup), counted, remedy),
+        Finding(Guarantee.CPU, bool(cgroup), counted, remedy),
+        Finding(Guarantee.DISK, True, "tmpfs with size and inode caps"),
+        Finding(Guarantee.TIME, True, "the host's clock, RLIMIT_CPU behind it"),
+    )
+    kernel = os.uname().release
+    return Report(
+        "native",
+        True,
+        findings,
+        facts={"kernel": kernel, "noexec": "with memfd" if facts.memfd_noexec else "files only (kernel < 6.3)"},
+    )

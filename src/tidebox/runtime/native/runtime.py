@@ -1,0 +1,175 @@
+"""The native runtime: boxes made of namespaces, control groups and seccomp, without a daemon and without root."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+from typing import Any
+
+from tidebox.config import Settings
+from tidebox.errors import GuaranteeMissing, ProvisionFailed, RuntimeUnavailable, TideboxError
+from tidebox.model.launch import Cell as CellKind
+from tidebox.model.limits import MIB
+from tidebox.runtime.base import Box, BoxSpec, Command, Report, Runtime
+from tidebox.runtime.images import Image, ImageStore
+from tidebox.runtime.link import Link
+from tidebox.runtime.native import host, probe
+from tidebox.runtime.native.box import NativeBox, cgroup_limits
+from tidebox.runtime.native.plan import WORKSPACE, BoxShape, box_plan, template_plan
+from tidebox.runtime.native.spawner import Spawner
+from tidebox.runtime.native.usage import Meter
+from tidebox.wire.generations import GENERATION
+from tidebox.wire.messages import Bootstrap, EnvVar, Rlimit
+
+SHM_BYTES = 64 * MIB
+
+
+class NativeRuntime(Runtime):
+    """Opens boxes through one spawner, which is started when it is needed and again when it died."""
+
+    name = "native"
+
+    def __init__(self, settings: Settings, images: ImageStore) -> None:
+        self.interpreters = host.find_interpreters(settings.python)
+        self._settings = settings
+        self._images = images
+        self._facts = host.gather(self.interpreters)
+        self._numbers = itertools.count(1)
+        self._lock = asyncio.Lock()
+        self._spawner: Spawner | None = None
+        self._spawner_facts: dict[str, Any] = {}
+        self._templates: set[str] = set()
+        self._held: dict[str, int] = {}
+        self._boxes: set[NativeBox] = set()
+
+    def parking(self, kind: CellKind, image: str) -> Command:
+        if kind == "node":
+            return Command(argv=["node", "/.tidebox/park.js"])
+        if kind == "elixir":
+            return Command(argv=["elixir", "/.tidebox/park.exs"])
+        if kind == "python" and self._images.resolve(image).rootfs is not None:
+            # The warm interpreter is the host's; another image's Python must be started.
+            return Command(argv=["python3", "/.tidebox/park.py"])
+        return Command(argv=["tidebox:python"])
+
+    async def probe(self) -> Report:
+        try:
+            await self._prepare(self._images.resolve("host"))
+        except (RuntimeUnavailable, ProvisionFailed) as error:
+            return probe.unavailable(error)
+        return probe.report(self._spawner_facts, self._facts)
+
+    async def open(self, spec: BoxSpec, *, first: Command | None = None, first_input: bytes = b"") -> Box:
+        image = self._images.resolve(spec.image)
+        spawner = await self._prepare(image)
+        self._require_guarantees()
+        name = f"b{next(self._numbers)}"
+        limits = spec.limits
+        shape = BoxShape(
+            workspace_bytes=limits.workspace,
+            workspace_inodes=limits.inodes,
+            tmp_bytes=limits.workspace,
+            shm_bytes=SHM_BYTES,
+            executable=spec.executable,
+        )
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        answer = spawner.send(
+            "open",
+            descriptors=(theirs.fileno(),),
+            box=name,
+            template=image.digest,
+            plan=list(box_plan(self._facts, shape)),
+            generation=GENERATION,
+            cgroup=bool(self._spawner_facts["cgroup"]),
+            leaves=spec.shared,
+            limits=cgroup_limits(limits),
+        )
+        theirs.close()
+        try:
+            link = await Link.open(ours, bootstrap=self._bootstrap(spec))
+        except TideboxError:
+            # The box never came up: the spawner knows which step failed.
+            message, descriptors = await answer
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        message, (pidfd, workspace) = await answer
+        box = NativeBox(name, image.digest, spawner, link, pidfd, workspace, Meter(message["files"]), limits)
+        self._boxes.add(box)
+        box.on_gone(lambda: self._boxes.discard(box))
+        if first is not None:
+            box.first = box.start(first)
+            if first_input:
+                await box.first.write(first_input)
+        return box
+
+    async def close(self) -> None:
+        await asyncio.gather(*(box.close() for box in list(self._boxes)))
+        if self._spawner is not None:
+            await self._spawner.close()
+            self._spawner = None
+        for descriptor in self._held.values():
+            os.close(descriptor)
+        self._held.clear()
+
+    def live_boxes(self) -> int:
+        """How many boxes have a living init."""
+        return len(self._boxes)
+
+    def spawner_pid(self) -> int | None:
+        """The running spawner, if there is one."""
+        return int(self._spawner_facts["pid"]) if self._spawner is not None and not self._spawner.gone.is_set() else None
+
+    async def _prepare(self, image: Image) -> Spawner:
+        """A living spawner with a template of ``image``."""
+        async with self._lock:
+            if self._spawner is None or self._spawner.gone.is_set():
+                await self._start_spawner()
+            spawner = self._spawner
+            assert spawner is not None
+            if image.digest not in self._templates:
+                if image.digest not in self._held:
+                    self._held[image.digest] = self._images.hold(image)
+                plan = template_plan(self._facts, None if image.rootfs is None else str(image.rootfs))
+                try:
+                    await spawner.request("template", name=image.digest, plan=plan)
+                except ProvisionFailed as error:
+                    raise probe.explain(error) from error
+                self._templates.add(image.digest)
+            return spawner
+
+    async def _start_spawner(self) -> None:
+        if self._spawner is not None:
+            await self._spawner.close()
+        self._templates.clear()
+        self._spawner = Spawner.start(self.interpreters.python, delegate=os.getuid() != 0)
+        try:
+            self._spawner_facts, _ = await self._spawner.request("facts")
+        except ProvisionFailed as error:
+            raise RuntimeUnavailable(f"the spawner did not start under {self.interpreters.python}") from error
+
+    def _require_guarantees(self) -> None:
+        if self._spawner_facts["cgroup"] or self._settings.allow_weak_isolation:
+            return
+        reason = self._spawner_facts["cgroup_problem"]
+        raise GuaranteeMissing(
+            f"memory and process limits cannot be enforced here ({reason}); `tidebox doctor` says what helps, "
+            "SANDBOX_ALLOW_WEAK_ISOLATION=1 accepts boxes without them",
+            guarantees=["memory", "pids", "cpu"],
+        )
+
+    def _bootstrap(self, spec: BoxSpec) -> Bootstrap:
+        limits = spec.limits
+        rlimits = [("nofile", limits.open_files), ("fsize", limits.file_size), ("core", 0)]
+        if not self._spawner_facts["cgroup"]:
+            # All there is without a cgroup, and each process has it for itself.
+            rlimits += [("nproc", limits.pids), ("as", limits.memory)]
+        return Bootstrap(
+            rlimits=[Rlimit(resource=name, soft=value, hard=value) for name, value in rlimits],
+            default_cwd=WORKSPACE,
+            default_env=[EnvVar(key=name, value=value) for name, value in host.default_environment().items()],
+        )
+

@@ -1,0 +1,118 @@
+"""Real boxes for tests, and the check that nothing of them is left on the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidebox.config import load_settings
+from tidebox.embedded import Engine, run_on
+from tidebox.model.result import Result
+
+
+class BoxRunner:
+    """Runs programs in fresh boxes; callable from plain tests."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self.engine = engine
+        self.loop = loop
+
+    def submit(self, coroutine: Any) -> Future[Any]:
+        """Run a coroutine on the engine's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def __call__(self, code: str | bytes | None = None, language: str = "python", **options: Any) -> Result:
+        options.setdefault("timeout", 20.0)
+        result: Result = self.submit(run_on(self.engine, code, language, **options)).result(timeout=120)
+        return result
+
+
+def start_runner(data_dir: Path, **settings: Any) -> BoxRunner:
+    """An engine on a loop and thread of its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="boxes", daemon=True).start()
+
+    async def make() -> Engine:
+        engine = Engine(load_settings(data_dir=data_dir, **settings))
+        engine.start()
+        return engine
+
+    return BoxRunner(asyncio.run_coroutine_threadsafe(make(), loop).result(), loop)
+
+
+def stop_runner(runner: BoxRunner) -> None:
+    """End the engine and its loop."""
+    runner.submit(runner.engine.close()).result(timeout=60)
+    runner.loop.call_soon_threadsafe(runner.loop.stop)
+
+
+@pytest.fixture(scope="session")
+def box_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BoxRunner]:
+    """One engine for the whole test session."""
+    runner = start_runner(tmp_path_factory.mktemp("tidebox-data"), pool_node=0, pool_python=2)
+    yield runner
+    stop_runner(runner)
+
+
+@pytest.fixture
+def box_run(box_runner: BoxRunner) -> Iterator[BoxRunner]:
+    """Run code in a fresh box; afterwards nothing but the pool's cells may be left."""
+    yield box_runner
+    assert_nothing_left(box_runner)
+
+
+def assert_nothing_left(runner: BoxRunner, within: float = 5.0) -> None:
+    """Every box but the pool's parked ones is gone: processes, cgroups, descriptors."""
+    deadline = time.monotonic() + within
+    while True:
+        kept = runner.engine.pool.parked_total()
+        live = runner.engine.runtime.live_boxes()
+        leaves = count_leaves(runner.engine.runtime.spawner_pid())
+        # The spawner keeps a few empty leaves ready; they hold no process.
+        if live <= kept and leaves["populated"] <= kept:
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError(f"left behind: {live} boxes, {leaves} cgroups, where the pool holds {kept}")
+        time.sleep(0.02)
+
+
+def count_leaves(spawner_pid: int | None) -> dict[str, int]:
+    """How many cgroup leaves of a spawner exist, and how many hold a process."""
+    found = {"leaves": 0, "populated": 0}
+    for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
+        for base in root.glob(f"tidebox-{spawner_pid}-*"):
+            for leaf in base.glob("b*"):
+                found["leaves"] += 1
+                found["populated"] += any(procs.read_text().strip() for procs in leaf.rglob("cgroup.procs"))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below ``pid``."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def is_root() -> bool:
+    """Whether this leg of the suite has root."""
+    return os.geteuid() == 0

@@ -21,6 +21,7 @@ from tidebox.runtime.images import ImageStore
 from tidebox.runtime.native.runtime import NativeRuntime
 from tidebox.runtime.pool import CellKey, Pool
 
+
 class Engine:
     """Native runtime, pool and driver, living on one event loop."""
 
@@ -51,7 +52,142 @@ class Engine:
         await self.driver.close()
         await self.runtime.close()
 
-    async def run(code: str | bytes | None = None, language: str = "python", **options: Any) -> Result:
+    async def run(
+        self,
+        launch: Launch,
+        sink: Sink,
+        *,
+        limits: Limits,
+        image: str = "host",
+        stdin: bytes | AsyncIterator[bytes] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        artifacts: Iterable[str] = (),
+        cancel: asyncio.Event | None = None,
+        tty: tuple[int, int] | None = None,
+    ) -> Ending:
+        """Run one program in a fresh box."""
+        patterns = tuple(artifacts)
+        main = launch.program.path.removeprefix(WORKSPACE + "/")
+        order = Order(
+            launch=launch,
+            spec=BoxSpec(image=image, limits=limits),
+            stdin=stdin,
+            files={_inside_workspace(name): content for name, content in (files or {}).items()},
+            capture=CaptureRule(patterns, exclude=frozenset({main})) if patterns else None,
+            tty=tty,
+        )
+        return await self.driver.run(order, sink, cancel)
+
+
+def _inside_workspace(name: str) -> str:
+    relative = name.removeprefix(WORKSPACE + "/")
+    if "\0" in name or any(part in ("", ".", "..") for part in relative.split("/")):
+        raise InvalidRequest(f"not a file name inside {WORKSPACE}: {name!r}", field="files")
+    return f"{WORKSPACE}/{relative}"
+
+
+class _Collector:
+    """A sink that keeps the output."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+
+    async def __call__(self, event: Event) -> None:
+        if isinstance(event, Output):
+            self.parts[event.stream].append(event.data)
+
+
+async def run_on(
+    engine: Engine,
+    code: str | bytes | None = None,
+    language: str = "python",
+    *,
+    command: Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | str | None = None,
+    files: Mapping[str, bytes] | None = None,
+    artifacts: Iterable[str] = (),
+    image: str = "host",
+    cancel: asyncio.Event | None = None,
+    **limits: Any,
+) -> Result:
+    """Run code, or a command, on ``engine`` and collect its output."""
+    if command is not None:
+        launch = plan_command(command, env=env)
+    elif code is not None:
+        launch = plan_code(language, code, env=env)
+    else:
+        raise InvalidRequest("give code or a command", field="code")
+    collector = _Collector()
+    ending = await engine.run(
+        launch,
+        collector,
+        limits=make_limits(**limits),
+        image=image,
+        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+        files=files,
+        artifacts=artifacts,
+        cancel=cancel,
+    )
+    return Result(
+        outcome=ending.outcome,
+        exit_code=ending.exit_code,
+        signal=ending.signal,
+        stdout=b"".join(collector.parts["stdout"]),
+        stderr=b"".join(collector.parts["stderr"]),
+        usage=ending.usage,
+        artifacts=ending.captured.files if ending.captured else {},
+        skipped_artifacts=ending.captured.skipped if ending.captured else 0,
+    )
+
+
+class _Background:
+    """The process's own engine on a thread of its own, started by the first ``run`` and ended with the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._engine: Engine | None = None
+        self._thread: threading.Thread | None = None
+
+    def _started(self) -> tuple[asyncio.AbstractEventLoop, Engine]:
+        with self._lock:
+            if self._loop is None or self._engine is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="tidebox", daemon=True)
+                self._thread.start()
+                self._engine = asyncio.run_coroutine_threadsafe(self._make(), self._loop).result()
+                atexit.register(self.close)
+            return self._loop, self._engine
+
+    async def _make(self) -> Engine:
+        engine = Engine()
+        engine.start()
+        return engine
+
+    def submit(self, *args: Any, **options: Any) -> Future[Result]:
+        """Schedule ``run_on`` on the engine's loop."""
+        loop, engine = self._started()
+        return asyncio.run_coroutine_threadsafe(run_on(engine, *args, **options), loop)
+
+    def close(self) -> None:
+        """End the engine; the next ``run`` starts a new one."""
+        with self._lock:
+            loop, engine, thread = self._loop, self._engine, self._thread
+            self._loop = self._engine = self._thread = None
+        if loop is None or engine is None or thread is None:
+            return
+        atexit.unregister(self.close)
+        asyncio.run_coroutine_threadsafe(engine.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+_background = _Background()
+
+
+def run(code: str | bytes | None = None, language: str = "python", **options: Any) -> Result:
     """Run ``code`` in a fresh box and wait for its end.
 
     Options: ``command`` (a sequence, instead of code), ``env``, ``stdin``, ``files`` (name -> bytes, placed in /workspace), ``artifacts``

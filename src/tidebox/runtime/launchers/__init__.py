@@ -1,0 +1,26 @@
+"""What a box holds at ``/.tidebox``, so that its own interpreters can be parked, and the commands that park them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DIRECTORY = "/.tidebox"
+
+# The exec that waits for a program, by cell. A Python that is the spawner's own needs none of this: there the agent forks.
+COMMANDS = {
+    "python": ("python3", f"{DIRECTORY}/park.py"),
+    "node": ("node", "--require", f"{DIRECTORY}/park.js", f"{DIRECTORY}/park.js"),
+    "elixir": ("elixir", f"{DIRECTORY}/park.exs"),
+}
+
+_HERE = Path(__file__).parent
+_PACKAGE = _HERE.parent.parent
+# Files, not imports: they run under the box's interpreter, which may be older than this one.
+_SHARED = ("frames.py", "leaving.py", "program.py", "warm.py")
+
+
+def files() -> dict[str, bytes]:
+    """The content of ``/.tidebox``, by path below it."""
+    launchers = {name: (_HERE / name).read_bytes() for name in ("park.exs", "park.js", "park.py")}
+    shared = {f"tidebox/spawner/{name}": (_PACKAGE / "spawner" / name).read_bytes() for name in _SHARED}
+    return launchers | shared | {"tidebox/__init__.py": b"", "tidebox/spawner/__init__.py": b""}

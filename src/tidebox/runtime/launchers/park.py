@@ -1,0 +1,12 @@
+"""Parks a Python that is not the spawner's own: ``python3 /.tidebox/park.py``, beside the modules it shares with that one."""
+
+import sys
+
+_BARE_MODULES = frozenset(sys.modules)
+_HERE, *_BARE_PATH = sys.path
+sys.path[:] = [*_BARE_PATH, _HERE]
+
+from tidebox.spawner import warm  # noqa: E402
+
+warm.capture(_BARE_MODULES, _BARE_PATH)
+warm.park([])

@@ -196,6 +196,11 @@ class Link(asyncio.BufferedProtocol):
                 # A view: what does not fit into the socket at once is then not copied by slicing.
                 self._transport.write(memoryview(piece))
 
+    @property
+    def writable(self) -> bool:
+        """Whether ``drain`` would return at once."""
+        return self._writable.is_set()
+
     async def drain(self) -> None:
         """Wait while the agent reads slower than we write."""
         if not self._writable.is_set():

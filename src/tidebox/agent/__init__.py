@@ -1,6 +1,6 @@
-"""The program inside a box: its init, which starts processes, moves their bytes and serves files, over the agent protocol.
+"""The program inside a box: its init, which starts processes, moves their bytes and serves files for the host.
 
-It is forked, not executed, where the image needs no Python: every module is imported before that, none later. Rules that
-follow: standard library only, nothing imported lazily (no name look-ups through NSS, no text codecs but UTF-8), no threads,
-no call that a hostile program could make block.
+A box's agent is forked, not executed, so that the image needs no Python: every module is imported before that, none
+later. Rules that follow: standard library only, nothing imported lazily (no name look-ups through NSS, no text codecs
+but UTF-8), no threads, no call that a hostile program could make block.
 """

@@ -17,7 +17,7 @@ class Options:
 
     def __init__(self, arguments: list[str]) -> None:
         self.socket: str | None = None
-        self.fd: int | None = None
+        self.fd = -1
         self.generation = GENERATION
         self.bootstrap = True
         rest = iter(arguments)
@@ -32,8 +32,8 @@ class Options:
                 self.bootstrap = False
             else:
                 raise ValueError(argument)
-        if (self.socket is None) == (self.fd is None) or not 1 <= self.generation <= GENERATION:
-            raise ValueError("--socket or --fd, and a generation up to %d" % GENERATION)
+        if (self.socket is None) == (self.fd < 0) or not 1 <= self.generation <= GENERATION:
+            raise ValueError(f"--socket or --fd, and a generation up to {GENERATION}")
 
 
 def accept_one(path: str) -> int:
@@ -42,7 +42,9 @@ def accept_one(path: str) -> int:
     listener.bind(path)
     listener.listen(1)
     try:
-        return listener._accept()[0]
+        # Private, and still the least: the public class would import all of enum and selectors into the agent.
+        fd: int = listener._accept()[0]  # type: ignore[attr-defined]
+        return fd
     finally:
         listener.close()
         os.unlink(path)
@@ -55,8 +57,7 @@ def main() -> int:
     except (ValueError, StopIteration):
         os.write(2, _USAGE.encode() + b"\n")
         return 2
-    fd = accept_one(options.socket) if options.socket is not None else options.fd
-    assert fd is not None
+    fd = options.fd if options.socket is None else accept_one(options.socket)
     os.environ.clear()
     return serve(
         Setup(

@@ -6,7 +6,7 @@ signal dispositions, environment, identity.
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import errno
 import os
 import resource
@@ -47,10 +47,10 @@ BUILTIN_PREFIX = "tidebox:"
 
 # User code goes first when memory runs out, init last.
 _OOM_SCORE = b"500"
-# Descriptors of the agent are all close-on-exec. A builtin keeps the process, so there they are closed by number (before Python 3.10
-# one by one, which is too slow for every exec).
+# Descriptors of the agent are all close-on-exec. A builtin keeps the process, so there they are closed by number
+# (before Python 3.10 one by one, which is too slow for every exec).
 _HIGHEST_DESCRIPTOR = 65536
-_STATUS_FD = 3
+_FIRST_OF_OURS = 3
 _FAILURE = Struct("=i")
 
 # The steps at which a start can fail, as the parent needs to tell them apart.
@@ -90,7 +90,7 @@ def rlimit(name: str, soft: int, hard: int) -> tuple[int, int, int]:
     """A limit as setrlimit takes it; ValueError for a name Linux does not have."""
     number = RLIMITS.get(name)
     if number is None:
-        raise ValueError('unknown resource "%s"' % name)
+        raise ValueError(f'unknown resource "{name}"')
     infinity = resource.RLIM_INFINITY
     return number, infinity if soft >= _UNLIMITED else soft, infinity if hard >= _UNLIMITED else hard
 
@@ -104,7 +104,8 @@ def parse_failure(record: bytes) -> tuple[int, str]:
 def changed_signals() -> list[int]:
     """The signals this process does not leave to the kernel, which a program must not inherit."""
     # None stands for what was not set from Python: the C library's own two signals, which nobody can change.
-    return [number for number in range(1, _signal.NSIG) if _signal.getsignal(number) not in (_signal.SIG_DFL, None)]
+    unchanged = (_signal.SIG_DFL, None)
+    return [number for number in range(1, _signal.NSIG) if _signal.getsignal(number) not in unchanged]
 
 
 def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> NoReturn:
@@ -118,9 +119,9 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
         os.setsid()
         if start.tty:
             pty.take_control(start.stdio[0])
-        status = _place_descriptors(start.stdio, status)
-        if setup.oom_score_fd is not None:
-            _raise_oom_score(setup.oom_score_fd)
+        # The agent's own 0, 1 and 2 are open, so none of these is below 3 and no target is overwritten before it is copied.
+        for target, fd in enumerate(start.stdio):
+            os.dup2(fd, target, inheritable=True)
         if start.leaf is not None and setup.leaves is not None:
             setup.leaves.attach(start.leaf)
         step = STEP_RLIMIT
@@ -133,13 +134,16 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
         os.umask(0o022)
         step = STEP_CONFINE
         setup.confine()
+        if setup.oom_score_fd is not None:
+            # Only now: before, the process is as undumpable as init, and then its /proc files are not its own.
+            _raise_oom_score(setup.oom_score_fd)
         step = STEP_EXEC
         builtin = find_builtin(start.argv[0], setup.builtins)
         if builtin is None:
             _execute(start.argv, start.env)
         else:
             status = -1
-            os.closerange(_STATUS_FD, _HIGHEST_DESCRIPTOR)
+            os.closerange(_FIRST_OF_OURS, _HIGHEST_DESCRIPTOR)
             _replace_environment(start.env)
             builtin([argument.decode("utf-8", "surrogateescape") for argument in start.argv[1:]])
     except OSError as error:
@@ -171,15 +175,6 @@ def _report(status: int, number: int, step: str) -> None:
         os.write(status, _FAILURE.pack(number) + step.encode("ascii"))
     except OSError:
         pass  # the agent is gone
-
-
-def _place_descriptors(stdio: tuple[int, int, int], status: int) -> int:
-    # The agent's own 0, 1 and 2 are open, so none of these is below 3 and no target is overwritten before it is copied.
-    for target, fd in enumerate(stdio):
-        os.dup2(fd, target, inheritable=True)
-    if status != _STATUS_FD:
-        os.dup2(status, _STATUS_FD, inheritable=False)
-    return _STATUS_FD
 
 
 def _raise_oom_score(proc: int) -> None:

@@ -225,7 +225,7 @@ class Execution:
 
     def _stdin_taken(self, count: int) -> None:
         self._count_stdin(count)
-        self._brake.progress(self._stdin, self._stdin.size - count <= UNPACED_INPUT_LIMIT // 2)
+        self._brake.progress(self._stdin, self._stdin.size <= UNPACED_INPUT_LIMIT // 2)
 
     def _count_stdin(self, count: int) -> None:
         self._stdin_consumed += count
@@ -244,7 +244,7 @@ class Execution:
             ExecStdinError(
                 errno=error.errno,
                 errno_name=errno.errorcode.get(error.errno or 0),
-                message="%s (os error %s)" % (error.strerror, error.errno),
+                message=f"{error.strerror} (os error {error.errno})",
             )
         )
         # What was queued will never be read: a client that waits for room must not wait for ever.
@@ -295,7 +295,7 @@ class Execution:
         self.send(ExecExited(code=code, signal=signal, usage=self._usage))
 
     def release(self) -> list[int]:
-        """Close what is the exec's own; the descriptors of output that somebody else still holds open are the caller's now."""
+        """Close what is the exec's own; output that somebody else still holds open is the caller's now."""
         self._brake.release(self._stdin)
         self._stdin.close()
         held = []

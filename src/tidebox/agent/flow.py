@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from tidebox.wire.messages import OUTPUT_ACK_OVERHEAD, ExecLimits
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
     from tidebox.agent.loop import Loop, Timer
-
-from tidebox.wire.messages import OUTPUT_ACK_OVERHEAD, ExecLimits
 
 MAX_EXECUTIONS = 64
 INPUT_LIMIT = 1 << 20

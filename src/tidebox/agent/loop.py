@@ -36,8 +36,8 @@ class Timer:
 class Loop:
     """Calls handlers when their descriptor is ready, timers when they are due, slices when nothing else waits.
 
-    Handlers get the event mask and must cope with a call for nothing: a descriptor closed and opened again within one round
-    may get the event of its predecessor.
+    Handlers get the event mask and must cope with a call for nothing: a descriptor closed and opened again within one
+    round may get the event of its predecessor.
     """
 
     def __init__(self) -> None:

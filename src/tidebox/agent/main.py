@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import _socket
 import gc
 import os
 import time
 
-from tidebox.agent import flow
+from tidebox.agent import flow, paths
+from tidebox.agent.files import Files
 from tidebox.agent.host import Host
 from tidebox.agent.loop import HANGUP, READ, Loop
 from tidebox.agent.outbox import HostGone, Outbox
 from tidebox.agent.processes import Processes
+from tidebox.agent.tcp import Tcp
 from tidebox.agent.users import UnknownUser
 from tidebox.wire import messages
+from tidebox.wire.bulk import KIND_FS, BulkCancel, BulkCredit, BulkFinish, BulkRecord
 from tidebox.wire.connection import AgentConnection, Inbound, Invalid
 from tidebox.wire.errors import FrameError
+from tidebox.wire.files import FsData, FsRequest
 from tidebox.wire.generations import FLOW_CONTROL_GENERATION
 
 TYPE_CHECKING = False
@@ -104,7 +108,7 @@ class Setup:
 
 def serve(setup: Setup) -> int:
     """Serve the host until it shuts the agent down or is gone; the exit code for pid 1."""
-    # The warm process that this one may be a clone of switches it off. What it collected then is frozen and stays shared.
+    # The warm process that this one may be a clone of has switched it off; what it had then is frozen and stays shared.
     gc.enable()
     os.umask(0o022)
     agent = Agent(setup)
@@ -135,6 +139,9 @@ class Agent:
         self._host = Host(self._connection, self._outbox)
         self._brake = flow.InputBrake(self._loop)
         self._processes = Processes(setup, self._host, self._loop, self._brake)
+        self._files = Files(self._host, self._loop, lambda: self._processes.default_user)
+        self._tcp = Tcp(self._host, self._loop, self._brake)
+        paths.note_procfs(setup.oom_score_fd)
         self._running = True
         self._stopping = False
         self._loop.watch(self._sock.fileno(), READ, self._receive)
@@ -147,6 +154,15 @@ class Agent:
             messages.ExecSignal: lambda item, message: self._processes.signal(item.id, message.signal),
             messages.ExecResize: lambda item, message: self._processes.resize(item.id, message.rows, message.cols),
             messages.ExecOutputAck: lambda item, message: self._processes.acknowledged(item.id, message.consumed),
+            FsRequest: self._fs_request,
+            FsData: lambda item, message: self._files.data(item.id, message.data),
+            messages.TcpConnect: self._tcp_connect,
+            messages.TcpData: lambda item, message: self._tcp.data(item.id, message.data),
+            messages.TcpEof: lambda item, _message: self._tcp.eof(item.id),
+            messages.TcpClose: lambda item, _message: self._tcp.close(item.id),
+            BulkCredit: self._bulk_control,
+            BulkFinish: self._bulk_control,
+            BulkCancel: self._bulk_control,
             messages.Ping: lambda item, _message: self._host.send(item.id, messages.Pong()),
             messages.Touch: self._touch,
             messages.RelayClientDisconnected: self._disconnected,
@@ -193,7 +209,7 @@ class Agent:
         except BlockingIOError:
             return
         except OSError as error:
-            raise HostGone("receive: %s" % error) from error
+            raise HostGone(f"receive: {error}") from error
         if not count:
             raise HostGone("end of stream")
         reader.received(count)
@@ -206,7 +222,7 @@ class Agent:
             self.status = 1
             raise HostGone(str(error)) from error
 
-    def _take(self, item: Any) -> None:
+    def _take(self, item: Inbound | Invalid | BulkRecord) -> None:
         if isinstance(item, Inbound):
             if self._boot is not None:
                 self._boot(item)
@@ -219,6 +235,9 @@ class Agent:
         elif isinstance(item, Invalid):
             if item.answerable:
                 self._host.send(item.id, item.answer())
+        elif self._boot is None:
+            self._host.activity += 1
+            (self._files if item.kind == KIND_FS else self._tcp).record(item)
 
     def _refuse(self, id: int, kind: str, text: str, message: Message) -> None:
         self._host.send(id, messages.Error(kind=kind, message=text, offending_type=message.WIRE))
@@ -232,7 +251,7 @@ class Agent:
             return
         asked = [name for name in _MICROVM_ONLY if getattr(bootstrap, name)]
         if asked:
-            self._fail_boot(item, "this agent sets up none of: %s" % ", ".join(asked))
+            self._fail_boot(item, f"this agent sets up none of: {', '.join(asked)}")
             return
         try:
             self._processes.configure(bootstrap)
@@ -284,16 +303,38 @@ class Agent:
 
     def _is_free(self, item: Inbound) -> bool:
         """A new operation needs an id of its own, and an agent that is not about to end."""
-        if item.id == 0 or self._processes.knows(item.id):
-            self._refuse(item.id, messages.INVALID_SESSION, "id %d is in use" % item.id, item.message)
+        services = (self._processes, self._files, self._tcp)
+        if item.id == 0 or any(service.knows(item.id) for service in services):
+            self._refuse(item.id, messages.INVALID_SESSION, f"id {item.id} is in use", item.message)
             return False
         return not self._stopping
+
+    def _fs_request(self, item: Inbound, request: FsRequest) -> None:
+        if self._is_free(item):
+            self._files.request(item.id, request)
+
+    def _tcp_connect(self, item: Inbound, request: messages.TcpConnect) -> None:
+        if self._is_free(item):
+            self._tcp.connect(item.id, request)
+
+    def _bulk_control(self, item: Inbound, message: BulkCredit | BulkFinish | BulkCancel) -> None:
+        """For a transfer that has ended meanwhile it comes too late, and nothing is owed."""
+        transfer = (self._files if message.kind == KIND_FS else self._tcp).bulk(item.id)
+        if transfer is None:
+            return
+        if isinstance(message, BulkCredit):
+            transfer.credit(message)
+        elif isinstance(message, BulkFinish):
+            transfer.finish(message)
+        else:
+            transfer.cancelled()
 
     def _touch(self, item: Inbound, _message: messages.Touch) -> None:
         self._host.send(item.id, messages.Touched(activity_seq=self._host.activity))
 
     def _disconnected(self, _item: Inbound, message: messages.RelayClientDisconnected) -> None:
-        self._processes.disconnected(message.id_start, message.id_end_exclusive)
+        for service in (self._processes, self._files, self._tcp):
+            service.disconnected(message.id_start, message.id_end_exclusive)
 
     def _unavailable(self, item: Inbound, message: Message) -> None:
         self._refuse(item.id, messages.CAPABILITY_UNAVAILABLE, "not available in this box", message)

@@ -1,8 +1,8 @@
 """What goes to the host: a bounded queue over the one stream socket.
 
-Bulk producers (program output, file reads, TCP) ask ``full`` before they read, and wait in line when it is: so a host that
-does not read holds back the programs, and never makes the agent grow. Short replies are always taken; the host's requests
-stop being read when they pile up (``swamped``).
+Bulk producers (program output, file reads, TCP) ask ``full`` before they read, and wait in line when it is: so a host
+that does not read holds back the programs, and never makes the agent grow. Short replies are always taken; the host's
+requests stop being read when they pile up (``swamped``).
 """
 
 from __future__ import annotations
@@ -72,10 +72,15 @@ class Outbox:
     def flush(self) -> None:
         """Send as much as the socket takes now; raises HostGone."""
         self._send()
-        while self._waiting and not self._pieces:
+        for _ in range(len(self._waiting)):
+            if self._pieces:
+                break
             # One at a time: each puts in a piece of its own, and the line moves on when that is sent.
             self._waiting.popleft()()
             self._send()
+        if self._waiting and not self._pieces:
+            # The host reads as fast as they produce: others have their turn, then the line goes on.
+            self._loop.soon(_again)
         self._update_interest()
 
     def _send(self) -> None:
@@ -89,7 +94,7 @@ class Outbox:
             except InterruptedError:
                 continue
             except OSError as error:
-                raise HostGone("send: %s" % error) from error
+                raise HostGone(f"send: {error}") from error
             self.size -= sent
             while sent:
                 first = len(pieces[0])
@@ -104,3 +109,7 @@ class Outbox:
         if interest != self._interest:
             self._interest = interest
             self._loop.change(self._sock.fileno(), interest)
+
+
+def _again() -> None:
+    """Only makes the loop come round; flushing is what every round ends with."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import errno
 import fcntl
 import os
-from collections import deque
 
 from tidebox.agent import child, pty
 from tidebox.agent.execution import Execution, Stream, terminal_stream
+from tidebox.agent.failures import CannotStart, failure, stage_of
 from tidebox.agent.flow import MAX_EXECUTIONS
+from tidebox.agent.leftovers import Leftovers
 from tidebox.agent.loop import READ
 from tidebox.agent.users import UnknownUser, User, resolve
 from tidebox.wire.generations import FLOW_CONTROL_GENERATION
-from tidebox.wire.messages import ExecFailed, ExecStarted, ExecStderr, ExecStdout
+from tidebox.wire.messages import ExecStarted, ExecStderr, ExecStdout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,56 +42,6 @@ _PIPE_BYTES = 256 * 1024
 _F_SETPIPE_SZ = 1031
 # Zombies taken per round of the loop: a fork bomb's dead must not keep the living waiting.
 _REAPED_PER_ROUND = 256
-# Outputs of ended execs that background processes hold open. When one more comes, the oldest is closed.
-_HELD_OUTPUTS = 128
-# Pause between two reads of such an output, so that a background flood does not cost the agent's time.
-_DISCARD_PAUSE_SECONDS = 0.01
-
-_KINDS = {
-    errno.ENOENT: "not_found",
-    errno.ENOTDIR: "bad_cwd",
-    errno.EACCES: "permission_denied",
-    errno.EPERM: "permission_denied",
-    errno.ENOEXEC: "not_executable",
-    errno.EISDIR: "not_executable",
-    errno.ETXTBSY: "not_executable",
-    errno.E2BIG: "bad_args",
-    errno.ELOOP: "bad_args",
-    errno.ENAMETOOLONG: "bad_args",
-    errno.EFAULT: "bad_args",
-    errno.EMFILE: "resource_limit",
-    errno.ENFILE: "resource_limit",
-    errno.EAGAIN: "resource_limit",
-    errno.ENOMEM: "out_of_memory",
-}
-_STEP_KINDS = {child.STEP_USER: "user_setup_failed", child.STEP_CWD: "bad_cwd"}
-
-
-class CannotStart(Exception):
-    """Why an exec was not started, in the terms of core.exec.failed."""
-
-    def __init__(self, kind: str, number: int | None, message: str, stage: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.number = number
-        self.message = message
-        self.stage = stage
-
-    def answer(self) -> ExecFailed:
-        """The message that ends the exec."""
-        name = errno.errorcode.get(self.number) if self.number is not None else None
-        return ExecFailed(kind=self.kind, errno=self.number, errno_name=name, message=self.message, stage=self.stage)
-
-
-def _failure(request: ExecRequest, number: int, step: str = child.STEP_PROCESS, kind: str | None = None) -> CannotStart:
-    """The failure of one step with an errno."""
-    if request.tty:
-        stage = "execvp" if step == child.STEP_EXEC else "fork"
-    else:
-        stage = "Command::spawn"
-    subject = {child.STEP_CWD: 'chdir "%s"' % request.cwd, child.STEP_USER: 'user "%s"' % request.user}
-    message = "%s: %s (os error %d)" % (subject.get(step, 'spawn "%s"' % request.cmd), os.strerror(number), number)
-    return CannotStart(kind or _STEP_KINDS.get(step) or _KINDS.get(number, "other"), number, message, stage)
 
 
 class Processes:
@@ -103,7 +54,7 @@ class Processes:
         self._brake = brake
         self._by_id: dict[int, Execution] = {}
         self._by_pid: dict[int, Execution] = {}
-        self._held: deque[int] = deque()
+        self._leftovers = Leftovers(loop)
         self.default_user = User(setup.user[0], setup.user[1], None)
         self._environment = dict(DEFAULT_ENVIRONMENT)
         self._rlimits: Sequence[Rlimit] = ()
@@ -196,7 +147,7 @@ class Processes:
 
     def _start(self, id: int, request: ExecRequest, generation: int) -> None:
         if len(self._by_pid) >= MAX_EXECUTIONS:
-            raise _failure(request, errno.EAGAIN)
+            raise failure(request, errno.EAGAIN)
         start = self._decide(request)
         opened: list[int] = []
         try:
@@ -211,7 +162,7 @@ class Processes:
         except OSError as error:
             for fd in opened:
                 os.close(fd)
-            raise _failure(request, error.errno or errno.EIO) from error
+            raise failure(request, error.errno or errno.EIO) from error
         if pid == 0:
             child.become(start, self._setup, status_write, self._signals)
         for fd in {*theirs, status_write}:
@@ -225,14 +176,14 @@ class Processes:
         if request.cmd.startswith(child.BUILTIN_PREFIX) and not child.find_builtin(
             request.cmd.encode(), self._setup.builtins
         ):
-            raise _failure(request, errno.ENOENT, child.STEP_EXEC)
+            raise failure(request, errno.ENOENT, child.STEP_EXEC)
         user = self.default_user
         environment = dict(self._environment)
-        if request.user is not None:
+        if request.user is not None and request.user != self._setup.default_user_name:
             try:
                 user = resolve(request.user, self.default_user)
             except UnknownUser as error:
-                stage = "fork" if request.tty else "Command::spawn"
+                stage = stage_of(request, child.STEP_USER)
                 raise CannotStart("user_setup_failed", None, str(error), stage) from error
             if user.home is not None:
                 environment["HOME"] = user.home
@@ -241,12 +192,14 @@ class Processes:
         for variable in request.env:
             name, separator, value = variable.partition("=")
             if not separator or not name:
-                raise _failure(request, errno.EINVAL, kind="bad_args")
+                raise failure(request, errno.EINVAL, kind="bad_args")
             environment[name] = value
         try:
-            rlimits = [child.rlimit(limit.resource, limit.soft, limit.hard) for limit in (*self._rlimits, *request.rlimits)]
+            limits = (*self._rlimits, *request.rlimits)
+            rlimits = [child.rlimit(limit.resource, limit.soft, limit.hard) for limit in limits]
         except ValueError as error:
-            raise CannotStart("bad_args", errno.EINVAL, "rlimit: %s" % error, "Command::spawn") from error
+            stage = stage_of(request, child.STEP_RLIMIT)
+            raise CannotStart("bad_args", errno.EINVAL, f"rlimit: {error}", stage) from error
         cwd = request.cwd or self._cwd
         if cwd is None:
             cwd = next(path for path in DEFAULT_DIRECTORIES if os.path.isdir(path))
@@ -263,7 +216,7 @@ class Processes:
             try:
                 terminal, slave = pty.open_pair(request.rows, request.cols, user.uid, user.gid)
             except OSError as error:
-                raise _failure(request, error.errno or errno.EIO, kind="pty_setup_failed") from error
+                raise failure(request, error.errno or errno.EIO, kind="pty_setup_failed") from error
             opened += (terminal, slave)
             # Reading and writing are watched apart from each other, which epoll does per descriptor.
             stdin = os.dup(terminal)
@@ -294,7 +247,7 @@ class Processes:
         os.close(status)
         execution.unsettled = None
         if record:
-            execution.send(_failure(request, *child.parse_failure(record)).answer())
+            execution.send(failure(request, *child.parsefailure(record)).answer())
             self._forget(execution)
             return
         execution.running = True
@@ -364,41 +317,9 @@ class Processes:
         if self._by_id.get(execution.id) is execution:
             del self._by_id[execution.id]
         for fd in execution.release():
-            self._discard(fd)
+            self._leftovers.add(fd)
         if execution.leaf is not None and self._setup.leaves is not None:
             self._setup.leaves.remove(execution.leaf)
-
-    # Output that outlives its exec
-
-    def _discard(self, fd: int) -> None:
-        """Keep reading, so that a background process is not killed by its own output."""
-        if len(self._held) >= _HELD_OUTPUTS:
-            self._drop(self._held[0])
-        self._held.append(fd)
-        self._loop.watch(fd, READ, lambda _events: self._swallow(fd))
-
-    def _swallow(self, fd: int) -> None:
-        try:
-            ended = not os.read(fd, _PIPE_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            ended = True
-        if ended:
-            self._drop(fd)
-            return
-        self._loop.forget(fd)
-        self._loop.later(_DISCARD_PAUSE_SECONDS, lambda: self._watch_again(fd))
-
-    def _watch_again(self, fd: int) -> None:
-        if fd in self._held:
-            self._loop.forget(fd)
-            self._loop.watch(fd, READ, lambda _events: self._swallow(fd))
-
-    def _drop(self, fd: int) -> None:
-        self._loop.forget(fd)
-        self._held.remove(fd)
-        os.close(fd)
 
 
 def _pipe(opened: list[int]) -> tuple[int, int]:

@@ -45,7 +45,10 @@ class Sink:
         """Write or queue."""
         view = memoryview(data)
         if not self._queue:
-            view = view[self._write(view) :]
+            count = self._write(view)
+            if count:
+                self._on_taken(count)
+            view = view[count:]
         if not view or self._fd < 0:
             return
         if not self._queue:
@@ -82,7 +85,6 @@ class Sink:
             self.close()
             self._on_error(error)
             return 0
-        self._on_taken(count)
         return count
 
     def _on_writable(self, _events: int) -> None:
@@ -90,14 +92,16 @@ class Sink:
             with memoryview(self._queue[0]) as chunk, chunk[self._offset :] as rest:
                 count = self._write(rest)
                 left = len(rest) - count
-            if self._fd < 0:
+            if not count:
                 return
             self.size -= count
-            if left:
-                self._offset += count
+            self._offset += count
+            if not left:
+                self._queue.popleft()
+                self._offset = 0
+            self._on_taken(count)
+            if left or self._fd < 0:
                 return
-            self._queue.popleft()
-            self._offset = 0
         self._loop.forget(self._fd)
         if self._ending is not None:
             self._ending()

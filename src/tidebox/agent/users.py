@@ -32,19 +32,19 @@ class User:
 def resolve(text: str, default: User) -> User:
     """Read "user[:group]", names or numbers.
 
-    The files are read here and not through the C library: that would load whatever name service modules the image has into init.
+    The files are read here and not through the C library, which would load the image's name service modules into init.
     """
     name, _, group = text.partition(":")
     entry = _find("/etc/passwd", name, 7)
     uid = _number(name) if entry is None else _number(entry[2])
     if uid is None:
-        raise UnknownUser('unknown user "%s"' % name)
+        raise UnknownUser(f'unknown user "{name}"')
     gid = default.gid if entry is None else _number(entry[3])
     if group:
         group_entry = _find("/etc/group", group, 3)
         gid = _number(group) if group_entry is None else _number(group_entry[2])
     if gid is None:
-        raise UnknownUser('unknown group "%s"' % group)
+        raise UnknownUser(f'unknown group "{group}"')
     return User(uid, gid, entry[5] if entry is not None else None)
 
 
@@ -84,11 +84,11 @@ def _read(path: str) -> str:
 
 
 class Borrowed:
-    """File operations with a user's rights instead of the agent's: what they make is the user's, what is closed to it stays closed.
+    """File operations with a user's rights: what they make is the user's, what is closed to the user stays closed.
 
-    Only the effective ids change, for the length of one operation. They decide about files; who may signal or trace the agent goes
-    by the real and saved ids, which stay, so that user code gains nothing in that moment. The capabilities are out of effect
-    meanwhile and come back with the effective id. Everything here is one thread, so nobody else runs under the wrong ids.
+    Only the effective ids change, for the length of one operation. They decide about files; who may signal or trace the
+    agent goes by the real and saved ids, which stay, so that user code gains nothing in that moment. The capabilities
+    are out of effect meanwhile and come back with the effective id. There is one thread: nothing else runs meanwhile.
     """
 
     __slots__ = ("_uid", "_gid", "_own_uid", "_own_gid")

@@ -1,0 +1,252 @@
+"""File operations by path. Every one works with the effective rights of the caller and raises OSError.
+
+Nothing here can be made to wait: files are opened without blocking, and only regular files and directories are kept
+open. Long work is a generator that gives way to other work at each yield.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from tidebox.wire.files import KIND_DIR, KIND_FILE, KIND_OTHER, KIND_SYMLINK, Entry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tidebox.wire.files import Attributes, OpenOptions
+
+_KINDS = {stat.S_IFREG: KIND_FILE, stat.S_IFDIR: KIND_DIR, stat.S_IFLNK: KIND_SYMLINK}
+_QUIETLY = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# Directory entries removed, and bytes copied, between two yields.
+_REMOVALS_PER_SLICE = 64
+_COPY_SLICE = 4 << 20
+
+
+def failed(number: int) -> OSError:
+    """The error of that number."""
+    return OSError(number, os.strerror(number))
+
+
+def text(path: bytes) -> str:
+    """A path as the protocol carries it; bytes that are no UTF-8 become replacement characters on the wire."""
+    return path.decode("utf-8", "surrogateescape")
+
+
+def entry(path: bytes, status: os.stat_result) -> Entry:
+    """What the host is shown of a file."""
+    return Entry(
+        path=text(path),
+        kind=_KINDS.get(stat.S_IFMT(status.st_mode), KIND_OTHER),
+        size=status.st_size,
+        mode=status.st_mode,
+        modified=int(status.st_mtime),
+        uid=status.st_uid,
+        gid=status.st_gid,
+        atime=int(status.st_atime),
+        mtime=int(status.st_mtime),
+    )
+
+
+def real_path(path: bytes) -> bytes:
+    """Without links; the last component need not exist."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        parent, leaf = os.path.split(os.path.abspath(path))
+        os.stat(parent)
+        return os.path.join(os.path.realpath(parent), leaf)
+    return os.path.realpath(path)
+
+
+def open_regular(path: bytes, flags: int, mode: int = 0o666) -> int:
+    """Open a regular file; anything else is refused, and so are the files of procfs.
+
+    What a link to /proc/self leads to is the agent's own memory and descriptors, not the user's.
+    """
+    fd = os.open(path, flags | _QUIETLY, mode)
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise failed(errno.EISDIR)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file")
+        if status.st_dev in procfs_devices:
+            raise failed(errno.EACCES)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+# The file systems that show processes; filled when the agent starts.
+procfs_devices: set[int] = set()
+
+
+def note_procfs(hidden: int | None) -> None:
+    """Learn which devices are procfs: the mounted one, and the agent's own behind a descriptor."""
+    if hidden is not None:
+        procfs_devices.add(os.fstat(hidden).st_dev)
+    try:
+        if os.path.ismount("/proc"):
+            procfs_devices.add(os.stat("/proc").st_dev)
+    except OSError:
+        pass  # there is none
+
+
+def open_flags(options: OpenOptions) -> int:
+    """The flags of open(2)."""
+    writes = options.write or options.append
+    if not (options.read or writes) or (not writes and (options.truncate or options.create or options.create_new)):
+        raise failed(errno.EINVAL)
+    if options.append and options.truncate and not options.create_new:
+        raise failed(errno.EINVAL)
+    flags = os.O_RDWR if options.read and writes else os.O_WRONLY if writes else os.O_RDONLY
+    if options.append:
+        flags |= os.O_APPEND
+    if options.create_new:
+        return flags | os.O_CREAT | os.O_EXCL
+    if options.create:
+        flags |= os.O_CREAT
+    return flags | os.O_TRUNC if options.truncate else flags
+
+
+def open_directory(path: bytes) -> int:
+    """A directory to list."""
+    return os.open(path, _DIRECTORY)
+
+
+def entries(directory: bytes, listing: Iterator[os.DirEntry[str]]) -> Iterator[Entry]:
+    """The rest of a listing; what vanishes meanwhile is left out."""
+    for found in listing:
+        try:
+            status = found.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        yield entry(os.path.join(directory, os.fsencode(found.name)), status)
+
+
+def make_directories(path: bytes, mode: int | None) -> None:
+    """mkdir -p; the mode is that of the last one."""
+    if not path:
+        raise failed(errno.ENOENT)
+    missing: list[bytes] = []
+    current = path.rstrip(b"/") or b"/"
+    while current and not os.path.isdir(current):
+        missing.append(current)
+        current = os.path.dirname(current)
+    for directory in reversed(missing):
+        try:
+            os.mkdir(directory)
+        except FileExistsError:
+            if not os.path.isdir(directory):
+                raise
+    if mode is not None:
+        os.chmod(path, mode & 0o7777)
+
+
+def set_attributes(target: bytes | int, attributes: Attributes, follow: bool) -> None:
+    """Change what is not None, of a path or an open file."""
+    if not follow:
+        # Only links need to be told apart, and not every call takes a link.
+        follow = not stat.S_ISLNK(os.stat(target, follow_symlinks=False).st_mode)
+        if not follow and (attributes.mode is not None or attributes.size is not None):
+            raise failed(errno.EOPNOTSUPP)
+    if attributes.size is not None:
+        os.truncate(target, attributes.size)
+    if attributes.uid is not None or attributes.gid is not None:
+        uid = -1 if attributes.uid is None else attributes.uid
+        gid = -1 if attributes.gid is None else attributes.gid
+        os.chown(target, uid, gid, follow_symlinks=follow)
+    if attributes.mode is not None:
+        os.chmod(target, attributes.mode & 0o7777)
+    if attributes.atime is not None or attributes.mtime is not None:
+        status = os.stat(target, follow_symlinks=follow)
+        atime = status.st_atime if attributes.atime is None else attributes.atime
+        mtime = status.st_mtime if attributes.mtime is None else attributes.mtime
+        os.utime(target, (atime, mtime), follow_symlinks=follow)
+
+
+def copy(source: bytes, destination: bytes) -> Iterator[None]:
+    """Copy one file with its permissions."""
+    reading = open_regular(source, os.O_RDONLY)
+    try:
+        status = os.fstat(reading)
+        # Not truncated by opening: source and destination may be one file.
+        writing = open_regular(destination, os.O_WRONLY | os.O_CREAT, stat.S_IMODE(status.st_mode))
+        try:
+            if os.path.samestat(status, os.fstat(writing)):
+                raise OSError(errno.EINVAL, "Source and destination are the same file")
+            os.ftruncate(writing, 0)
+            while _copy_slice(reading, writing):
+                yield
+            os.fchmod(writing, stat.S_IMODE(status.st_mode))
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+
+
+def _copy_slice(reading: int, writing: int) -> bool:
+    try:
+        return os.copy_file_range(reading, writing, _COPY_SLICE) > 0
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+    return os.sendfile(writing, reading, None, _COPY_SLICE) > 0
+
+
+def remove_tree(path: bytes) -> Iterator[None]:
+    """rm -r of a directory, however deep: one descriptor walks down and up, and links are never followed.
+
+    The way up is ``..``, checked to be the directory that was left: user code may move directories meanwhile.
+    """
+    current = os.open(path, _DIRECTORY | os.O_NOFOLLOW)
+    way_down: list[tuple[str, int, int]] = []
+    try:
+        while True:
+            deeper: str | None = None
+            with os.scandir(current) as listing:
+                for count, found in enumerate(listing):
+                    if count % _REMOVALS_PER_SLICE == _REMOVALS_PER_SLICE - 1:
+                        yield
+                    if not found.is_dir(follow_symlinks=False):
+                        os.unlink(found.name, dir_fd=current)
+                    elif not _remove_if_empty(found.name, current):
+                        deeper = found.name
+                        break
+            yield
+            if deeper is not None:
+                status = os.fstat(current)
+                way_down.append((deeper, status.st_dev, status.st_ino))
+                current = _replace(current, os.open(deeper, _DIRECTORY | os.O_NOFOLLOW, dir_fd=current))
+            elif way_down:
+                name, device, inode = way_down.pop()
+                current = _replace(current, os.open("..", _DIRECTORY, dir_fd=current))
+                status = os.fstat(current)
+                if (status.st_dev, status.st_ino) != (device, inode):
+                    raise failed(errno.ESTALE)
+                os.rmdir(name, dir_fd=current)
+            else:
+                os.rmdir(path)
+                return
+    finally:
+        os.close(current)
+
+
+def _replace(old: int, new: int) -> int:
+    os.close(old)
+    return new
+
+
+def _remove_if_empty(name: str, directory: int) -> bool:
+    try:
+        os.rmdir(name, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True

@@ -119,7 +119,7 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
         os.setsid()
         if start.tty:
             pty.take_control(start.stdio[0])
-        # The agent's own 0, 1 and 2 are open, so none of these is below 3 and no target is overwritten before it is copied.
+        # The agent's own 0, 1 and 2 are open, so none of these is below 3 and none is overwritten before it is copied.
         for target, fd in enumerate(start.stdio):
             os.dup2(fd, target, inheritable=True)
         if start.leaf is not None and setup.leaves is not None:

@@ -270,7 +270,7 @@ class Files:
 
 
 def _collect(found: Iterator[Entry], limit: int | None) -> list[Entry]:
-    """Entries for one answer: up to the limit, or up to what a frame holds; without a limit more than that is an error."""
+    """Entries for one answer: up to the limit, and up to what a frame holds; without a limit, more is an error."""
     entries: list[Entry] = []
     size = 0
     for entry in found:

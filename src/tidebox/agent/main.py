@@ -19,7 +19,7 @@ from tidebox.agent.users import UnknownUser
 from tidebox.wire import messages
 from tidebox.wire.bulk import KIND_FS, BulkCancel, BulkCredit, BulkFinish, BulkRecord
 from tidebox.wire.connection import AgentConnection, Inbound, Invalid
-from tidebox.wire.errors import FrameError
+from tidebox.wire.errors import FrameError, WireError
 from tidebox.wire.files import FsData, FsRequest
 from tidebox.wire.generations import FLOW_CONTROL_GENERATION
 
@@ -231,7 +231,11 @@ class Agent:
             if handler is not None:
                 if not isinstance(item.message, (messages.Ping, messages.ClockSync)):
                     self._host.activity += 1
-                handler(item, item.message)
+                try:
+                    handler(item, item.message)
+                except (OSError, MemoryError, WireError) as error:
+                    # Nothing left to serve it with (descriptors, memory): it fails alone.
+                    self._refuse(item.id, messages.CAPABILITY_UNAVAILABLE, str(error), item.message)
         elif isinstance(item, Invalid):
             if item.answerable:
                 self._host.send(item.id, item.answer())

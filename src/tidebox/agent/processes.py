@@ -247,7 +247,7 @@ class Processes:
         os.close(status)
         execution.unsettled = None
         if record:
-            execution.send(failure(request, *child.parsefailure(record)).answer())
+            execution.send(failure(request, *child.parse_failure(record)).answer())
             self._forget(execution)
             return
         execution.running = True

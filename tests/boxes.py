@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
+import pwd
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -16,6 +23,9 @@ import pytest
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.model.result import Result
+
+
+ROOT = Path(__file__).parent.parent
 
 
 class BoxRunner:
@@ -67,6 +77,75 @@ def box_run(box_runner: BoxRunner) -> Iterator[BoxRunner]:
     """Run code in a fresh box; afterwards nothing but the pool's cells may be left."""
     yield box_runner
     assert_nothing_left(box_runner)
+
+
+@pytest.fixture
+def box_arun(box_runner: BoxRunner) -> Iterator[Callable[..., Awaitable[Result]]]:
+    """``box_run`` for tests that run several at once."""
+
+    async def arun(code: str | bytes | None = None, language: str = "python", **options: Any) -> Result:
+        options.setdefault("timeout", 20.0)
+        future = box_runner.submit(run_on(box_runner.engine, code, language, **options))
+        result: Result = await asyncio.wrap_future(future)
+        return result
+
+    yield arun
+    assert_nothing_left(box_runner)
+
+
+@functools.cache
+def missing_guarantees() -> frozenset[str]:
+    """The guarantees this user cannot be given on this machine."""
+
+    async def ask() -> frozenset[str]:
+        engine = Engine(load_settings(data_dir=Path("/nonexistent")), pool=False)
+        try:
+            report = await engine.runtime.probe()
+        finally:
+            await engine.close()
+        return frozenset(finding.guarantee.value for finding in report.missing)
+
+    return asyncio.run(ask())
+
+
+def run_strictly(code: str) -> Result:
+    """One run in an engine of its own, without the operator's leave for weak isolation."""
+
+    async def once() -> Result:
+        engine = Engine(load_settings(data_dir=Path("/nonexistent"), allow_weak_isolation=False), pool=False)
+        try:
+            return await run_on(engine, code)
+        finally:
+            await engine.close()
+
+    return asyncio.run(once())
+
+
+def as_user(command: list[str], *, allow_weak_isolation: bool, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run a command of this project as an ordinary user, with a home of his own."""
+    user = pwd.getpwnam("nobody")
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    if allow_weak_isolation:
+        environment["SANDBOX_ALLOW_WEAK_ISOLATION"] = "1"
+    if command[0] == sys.executable:
+        # The environment's interpreter may lie in a home that only its owner can enter.
+        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        command = [shutil.which(version, path="/usr/local/bin:/usr/bin:/bin") or sys.executable, *command[1:]]
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src"), sysconfig.get_path("purelib")])
+    with tempfile.TemporaryDirectory(prefix="tidebox-user-") as home:
+        os.chown(home, user.pw_uid, user.pw_gid)
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment | {"HOME": home, "TMPDIR": home},
+            user=user.pw_uid,
+            group=user.pw_gid,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
 
 
 def assert_nothing_left(runner: BoxRunner, within: float = 5.0) -> None:

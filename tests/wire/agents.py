@@ -15,6 +15,12 @@ from tidebox.wire.generations import GENERATION
 from tidebox.wire.messages import Bootstrap, ExecRequest
 
 
+def start_agent(sock: socket.socket, arguments: list[str]) -> subprocess.Popen[bytes]:
+    """An agent process that serves ``sock``."""
+    command = [sys.executable, "-I", "-m", "tidebox.agent", *arguments]
+    return subprocess.Popen(command, pass_fds=[sock.fileno()])
+
+
 @contextlib.asynccontextmanager
 async def agent_link(generation: int = GENERATION) -> AsyncIterator[Link]:
     """An agent pinned to a generation, booted; both are gone afterwards."""
@@ -24,9 +30,7 @@ async def agent_link(generation: int = GENERATION) -> AsyncIterator[Link]:
         arguments = ["--fd", str(theirs.fileno()), "--generation", str(generation)]
         if generation < Bootstrap.GENERATION:
             arguments.append("--no-bootstrap")
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-m", "tidebox.agent", *arguments], pass_fds=[theirs.fileno()]
-        )
+        process = start_agent(theirs, arguments)
     link: Link | None = None
     try:
         bootstrap = Bootstrap() if generation >= Bootstrap.GENERATION else None

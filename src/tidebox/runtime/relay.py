@@ -19,6 +19,7 @@ from typing import Any
 
 from tidebox.errors import ProvisionFailed, TideboxError
 from tidebox.runtime.link import Link
+from tidebox.runtime.link.link import SEND_BUFFER
 from tidebox.wire.envelope import open_envelope
 from tidebox.wire.errors import MalformedMessage, WireError
 from tidebox.wire.frames import FLAG_SESSION_START, FLAG_SHUTDOWN, FLAG_TERMINAL, Frame, FrameReader
@@ -131,10 +132,10 @@ class Relay:
                 self._link.send(ExecSignal(signal=_SIGKILL), id)
             ids = slot_range(client.slot)
             self._link.client_disconnected(ids.start, ids.end)
-            # The stream is in order: with the answer to this, all that was said to the old client has arrived.
+            # The agent falls silent towards the client at that message, and the stream is in order: with the answer to
+            # this, all that was said to the old client has arrived.
             if self._link.supports(Ping):
                 await self._link.ping()
-            await client.executions_ended.wait()
         except TideboxError:
             # The box is gone, and everything of the client with it.
             pass
@@ -169,8 +170,6 @@ class _Client(asyncio.BufferedProtocol):
         self.slot = -1
         # Programs that the client has started and that have not ended.
         self.executions: set[int] = set()
-        self.executions_ended = asyncio.Event()
-        self.executions_ended.set()
         self._relay = relay
         self._reader = FrameReader()
         self._ids: IdRange | None = None
@@ -185,6 +184,7 @@ class _Client(asyncio.BufferedProtocol):
         if self._ids is None:
             transport.abort()
             return
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         transport.set_write_buffer_limits(high=CLIENT_HIGH_WATER)
         transport.write(self._relay.greeting(self._ids))
 
@@ -225,7 +225,7 @@ class _Client(asyncio.BufferedProtocol):
     def deliver(self, frame: Frame) -> None:
         """A frame from the agent."""
         if frame.flags & FLAG_TERMINAL:
-            self._ended(frame.id)
+            self.executions.discard(frame.id)
         if self._transport is not None:
             self._transport.write(frame.raw)
 
@@ -250,7 +250,7 @@ class _Client(asyncio.BufferedProtocol):
 
     def _watch(self, frame: Frame) -> None:
         if frame.flags & FLAG_TERMINAL:
-            self._ended(frame.id)
+            self.executions.discard(frame.id)
         elif frame.flags & FLAG_SESSION_START:
             try:
                 wire_name = open_envelope(frame).wire_name
@@ -258,12 +258,6 @@ class _Client(asyncio.BufferedProtocol):
                 return  # the agent answers it
             if wire_name == ExecRequest.WIRE:
                 self.executions.add(frame.id)
-                self.executions_ended.clear()
-
-    def _ended(self, id: int) -> None:
-        self.executions.discard(id)
-        if not self.executions:
-            self.executions_ended.set()
 
     def _cancel_stall(self) -> None:
         if self._stalled is not None:

@@ -80,6 +80,7 @@ class LinkExec(Session, Exec):
             self._sent += len(chunk)
             view = view[len(chunk) :]
             await self._link.drain()
+        self.check()
 
     async def end_input(self) -> None:
         """Close standard input."""

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 READY_TIMEOUT = 180.0
 # Unsent bytes above which writers wait.
 WRITE_HIGH_WATER = 1 << 20
+# Fewer wake-ups per large frame; the kernel gives as much of it as net.core.wmem_max allows.
+SEND_BUFFER = 1 << 20
 # Pieces up to this size are joined: one copy costs less than one more system call.
 JOIN_BELOW = 32_768
 
@@ -73,6 +75,7 @@ class Link(asyncio.BufferedProtocol):
 
         With ``bootstrap`` the agent is booted; otherwise it is expected to be ready by itself, as it is behind a relay.
         """
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         link = cls(generation, through_relay)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_unix_connection(lambda: link, sock=sock)

@@ -76,6 +76,11 @@ class Session:
         self._error = self._error or error
         self.wake()
 
+    def check(self) -> None:
+        """Raise when the session failed."""
+        if self._error is not None:
+            raise self._error
+
     def wake(self) -> None:
         """Let every waiter look again."""
         waiters, self._waiters = self._waiters, []
@@ -85,8 +90,7 @@ class Session:
 
     async def changed(self) -> None:
         """Wait until something arrived; raises when the session failed."""
-        if self._error is not None:
-            raise self._error
+        self.check()
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter

@@ -15,9 +15,19 @@ import sys
 
 from tidebox.spawner import frames
 
+try:
+    import _ctypes
+except ImportError:
+    _finalize = None
+else:
+
+    class _Function(_ctypes.CFuncPtr):
+        _flags_ = _ctypes.FUNCFLAG_PYTHONAPI | _ctypes.FUNCFLAG_CDECL
+
+    _finalize = _Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "Py_Exit"))  # type: ignore[arg-type]
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
     from typing import Any, Callable, NoReturn
 
 FLUSH_FAILED = 120
@@ -63,6 +73,9 @@ def leave(status: int, bare_modules: frozenset[str], interrupted: bool) -> NoRet
     if _thread._count() == 0:
         _drop_modules(bare_modules)
         flushed = _flush() and flushed
+    elif _finalize is not None and not interrupted:
+        # Other threads still use the modules; only the interpreter itself can stop them first.
+        _finalize(status)
     if interrupted:
         # The way a program tells its parent that it did not handle the interrupt.
         _signal.signal(_SIGINT, _signal.SIG_DFL)
@@ -113,14 +126,25 @@ def _flush() -> bool:
         error = _call(stream.flush)
         if error is not None:
             whole = False
+            # Kept: it would try again, and complain again, when it goes.
+            _unwritten.append(stream)
             if stream is sys.stdout:
-                _write_stderr(f"Exception ignored in: {stream!r}\n")
+                where = "on flushing sys.stdout" if sys.version_info >= (3, 13) else f"in: {stream!r}"
+                _write_stderr(f"Exception ignored {where}{':' * where.endswith('stdout')}\n")
                 sys.__excepthook__(type(error), error, error.__traceback__)
     return whole
 
 
+_unwritten: list[Any] = []
+
+
 def _drop_modules(bare_modules: frozenset[str]) -> None:
     """Let go of everything the program imported or made, in the interpreter's order."""
+    place = frames.current_frame()
+    if place.value != frames.record_of(sys._getframe()):
+        place = frames.Unrecognised()
+    # For all that follows: no call of a Python function of ours may stand below, it would bring this frame back.
+    place.value = None
     gc.collect()
     for name in ("last_type", "last_value", "last_traceback", "last_exc", "path", "argv", "path_hooks", "meta_path"):
         if hasattr(sys, name):
@@ -129,30 +153,24 @@ def _drop_modules(bare_modules: frozenset[str]) -> None:
     # The program's own streams die with its other objects; what is printed by then goes to the first ones.
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
     alive: list[tuple[str, Any]] = []
+    module: Any = None
     for name, module in list(sys.modules.items()):
         if name in bare_modules and name != "__main__":
             continue
         if isinstance(module, type(sys)):
             alive.append((name, _weakref.ref(module)))
         sys.modules[name] = None  # type: ignore[assignment]
-    module = None  # type: ignore[assignment]
+    module = None
     for name, _ in alive:
         sys.modules.pop(name, None)
     gc.collect()
-    for _, reference in reversed(alive):
-        survivor: ModuleType | None = reference()
-        if survivor is not None:
-            _clear(survivor.__dict__)
-            survivor = None
-    gc.collect()
-
-
-def _clear(namespace: dict[str, Any]) -> None:
     # First names with one underscore, then the others: what __del__ methods have relied on since Python 1.5.
-    names = list(namespace)
-    for name in names:
-        if name.startswith("_") and not name.startswith("__"):
-            namespace[name] = None
-    for name in names:
-        if (not name.startswith("_") or name.startswith("__")) and name != "__builtins__":
-            namespace[name] = None
+    for private in (True, False):
+        for _, reference in reversed(alive):
+            module = reference()
+            if module is not None:
+                for name in list(module.__dict__):
+                    if (name[:1] == "_" != name[1:2]) is private and name != "__builtins__":
+                        module.__dict__[name] = None
+            module = None
+    gc.collect()

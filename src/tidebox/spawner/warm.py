@@ -107,7 +107,7 @@ def _standard_streams() -> None:
 def _stream(fd: int, name: str, mode: str, errors: str) -> Any:
     buffer: Any = _io.open(fd, mode + "b", -1 if mode == "r" else 0, closefd=False)
     (buffer.raw if mode == "r" else buffer).name = name
-    text: Any = _io.TextIOWrapper(buffer, "utf-8", errors, "\n", False, mode == "w")
+    text: Any = _io.TextIOWrapper(buffer, "utf-8", errors, "\n", False, True)
     text.mode = mode
     return text
 
@@ -198,8 +198,10 @@ def _become(order: Program) -> NoReturn:
     try:
         code = None if _has_user_site() else _compiled(order, path)
     except (SyntaxError, RecursionError, MemoryError, OverflowError) as error:
-        refused = error
-        refused.__traceback__ = None
+        # Before 3.10 the message depends on whether a file or a text was read.
+        if order.mode == "code" or sys.version_info >= (3, 10):
+            refused = error
+            refused.__traceback__ = None
     if code is None and refused is None:
         _execute(plain, sys.executable)
     sys.argv = [command[0], *arguments]
@@ -236,14 +238,20 @@ def _compiled(order: Program, path: str) -> CodeType | None:
                 source = _read_file(path)
             except OSError:
                 return None
-    if b"\0" in source or (b"coding" in source[:400] and order.mode != "code"):
-        # Archives, compiled files, and texts that may name another encoding.
+    if b"\0" in source or (order.mode != "code" and _names_an_encoding(source)):
+        # Archives, compiled files, and texts in another encoding.
         return None
     try:
         text = source.decode()
     except UnicodeDecodeError:
         return None
     return compile(text if order.mode == "code" else source, name, "exec", 0, True)
+
+
+def _names_an_encoding(source: bytes) -> bool:
+    first, _, rest = source.partition(b"\n")
+    second = rest.partition(b"\n")[0]
+    return any(b"#" in line and b"coding" in line and b"utf-8" not in line for line in (first, second))
 
 
 def _live(code: CodeType | None, error: BaseException | None) -> NoReturn:

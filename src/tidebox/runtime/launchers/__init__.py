@@ -6,7 +6,7 @@ from pathlib import Path
 
 DIRECTORY = "/.tidebox"
 
-# The exec that waits for a program, by cell. A Python that is the spawner's own needs none of this: there the agent forks.
+# The exec that waits for a program, by cell. A Python that is the spawner's own needs none: there the agent forks.
 COMMANDS = {
     "python": ("python3", f"{DIRECTORY}/park.py"),
     "node": ("node", "--require", f"{DIRECTORY}/park.js", f"{DIRECTORY}/park.js"),

@@ -1,4 +1,4 @@
-"""Parks a Python that is not the spawner's own: ``python3 /.tidebox/park.py``, beside the modules it shares with that one."""
+"""Parks a Python that is not the spawner's own: ``python3 /.tidebox/park.py``, beside the modules the two share."""
 
 import sys
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -224,6 +225,11 @@ class FakeAgent:
     def say(self, data: bytes) -> None:
         self._sock.sendall(data)
 
+    def push(self, data: bytes) -> int:
+        """Send what the socket takes."""
+        select.select([], [self._sock], [])
+        return self._sock.send(data)
+
     async def hear(self) -> Any:
         """The next message from the host."""
         while (item := self._connection.next_item()) is None:
@@ -264,6 +270,18 @@ async def test_acks_beyond_what_was_sent_open_no_window(fake: tuple[Link, FakeAg
     await link.close()
     with pytest.raises(errors.BoxGone):
         await writing
+
+
+async def test_an_agent_that_ignores_the_window_fails_the_exec(fake: tuple[Link, FakeAgent]) -> None:
+    link, agent = fake
+    execution = link.open_exec(ExecRequest(cmd="x"))
+    flood = agent.frame(ExecStdout(data=b""), execution.id) * 70_000
+    while flood:
+        count = await asyncio.to_thread(agent.push, flood)
+        flood = flood[count:]
+    with pytest.raises(errors.AgentProtocolError, match="ignores flow control"):
+        await finish(execution)
+    assert not link.gone
 
 
 async def test_every_output_is_acknowledged_when_the_window_is_one_chunk(fake: tuple[Link, FakeAgent]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tidebox import errors
 from tidebox.model.events import Event, Exited, Output, Started, StdinRefused
 from tidebox.runtime.base import Exec
-from tidebox.runtime.link.session import Item, Session
+from tidebox.runtime.link.session import PACED_LIMIT, Item, Session
 from tidebox.wire.messages import (
     OUTPUT_ACK_OVERHEAD,
     ExecExited,
@@ -36,7 +36,8 @@ class LinkExec(Session, Exec):
     """The handle of one exec; also the iterator of its events."""
 
     def __init__(self, link: Link, id: int, limits: ExecLimits | None) -> None:
-        super().__init__(link, id, paced=limits is not None)
+        # A window too large to be held in memory paces nobody.
+        super().__init__(link, id, paced=limits is not None and limits.output_limit <= PACED_LIMIT)
         self._link = link
         self._limits = limits
         self._sent = 0

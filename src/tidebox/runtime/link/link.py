@@ -16,7 +16,7 @@ from tidebox.wire.bulk import BulkRecord
 from tidebox.wire.connection import HostConnection
 from tidebox.wire.errors import UnsupportedOperation, WireError
 from tidebox.wire.frames import FLAG_TERMINAL, Frame
-from tidebox.wire.generations import GENERATION
+from tidebox.wire.generations import FLOW_CONTROL_GENERATION, GENERATION
 from tidebox.wire.messages import (
     Bootstrap,
     ExecRequest,
@@ -123,7 +123,7 @@ class Link(asyncio.BufferedProtocol):
 
     def open_exec(self, request: ExecRequest) -> LinkExec:
         """Start a program; its first event tells whether it runs. Sends without waiting."""
-        limits = self.ready.exec_limits if self.generation >= 10 else None
+        limits = self.ready.exec_limits if self.generation >= FLOW_CONTROL_GENERATION else None
         execution = LinkExec(self, self.allocate_id(), limits)
         self.start(execution, request)
         return execution

@@ -20,6 +20,10 @@ Item = Message | BulkRecord
 # A consumer that is this far behind stops the whole link, unless its peer paces it by credit or acks.
 HIGH_WATER = 4 << 20
 LOW_WATER = 1 << 20
+# More than any window that we grant or accept: a peer that goes beyond it ignores flow control.
+PACED_LIMIT = 16 << 20
+# What a queued item costs beside its bytes, so that floods of empty messages are bounded too.
+ITEM_OVERHEAD = 256
 
 
 class Port(Protocol):
@@ -66,6 +70,9 @@ class Session:
         self._queued += _size(item)
         if self._queued > HIGH_WATER and not self._paced:
             self._port.hold(self)
+        elif self._queued > PACED_LIMIT:
+            self._port.forget(self)
+            self.fail(AgentProtocolError("the agent ignores flow control"))
         if terminal:
             self.ended = True
         self.wake()
@@ -117,5 +124,5 @@ class Session:
 
 def _size(item: Item) -> int:
     if isinstance(item, DataMessage):
-        return len(item.data)
-    return len(item.payload) if isinstance(item, BulkRecord) else 0
+        return ITEM_OVERHEAD + len(item.data)
+    return ITEM_OVERHEAD + (len(item.payload) if isinstance(item, BulkRecord) else 0)

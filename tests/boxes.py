@@ -31,9 +31,10 @@ ROOT = Path(__file__).parent.parent
 class BoxRunner:
     """Runs programs in fresh boxes; callable from plain tests."""
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         self.engine = engine
         self.loop = loop
+        self.thread = thread
 
     def submit(self, coroutine: Any) -> Future[Any]:
         """Run a coroutine on the engine's loop."""
@@ -48,20 +49,23 @@ class BoxRunner:
 def start_runner(data_dir: Path, **settings: Any) -> BoxRunner:
     """An engine on a loop and thread of its own."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="boxes", daemon=True).start()
+    thread = threading.Thread(target=loop.run_forever, name="boxes", daemon=True)
+    thread.start()
 
     async def make() -> Engine:
         engine = Engine(load_settings(data_dir=data_dir, **settings))
         engine.start()
         return engine
 
-    return BoxRunner(asyncio.run_coroutine_threadsafe(make(), loop).result(), loop)
+    return BoxRunner(asyncio.run_coroutine_threadsafe(make(), loop).result(), loop, thread)
 
 
 def stop_runner(runner: BoxRunner) -> None:
     """End the engine and its loop."""
     runner.submit(runner.engine.close()).result(timeout=60)
     runner.loop.call_soon_threadsafe(runner.loop.stop)
+    runner.thread.join()
+    runner.loop.close()
 
 
 @pytest.fixture(scope="session")

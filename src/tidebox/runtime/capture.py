@@ -7,9 +7,9 @@ without blocking, and only regular files are read. All processes of the box are 
 from __future__ import annotations
 
 import os
-import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tidebox.runtime.base import Captured, CaptureRule
 
@@ -21,11 +21,11 @@ _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CL
 
 def capture(workspace: int, rule: CaptureRule) -> Captured:
     """The files that match ``rule``, in the order of their names; what matches and is refused is counted."""
-    matchers = [re.compile(glob_to_regex(pattern)) for pattern in rule.patterns]
+    patterns = [Glob(pattern) for pattern in rule.patterns]
     files: dict[str, bytes] = {}
     skipped = total = 0
     for path, directory, name in _walk(workspace):
-        if path in rule.exclude or not any(matcher.fullmatch(path) for matcher in matchers):
+        if path in rule.exclude or not any(pattern.matches(path) for pattern in patterns):
             continue
         content = None
         if len(files) < rule.max_files and _is_text(path):
@@ -38,33 +38,90 @@ def capture(workspace: int, rule: CaptureRule) -> Captured:
     return Captured(files, skipped)
 
 
-def glob_to_regex(pattern: str) -> str:
-    """A pattern relative to /workspace: ``*`` and ``?`` stay within a name, ``**`` spans directories."""
-    pattern = pattern.removeprefix("/workspace/").removeprefix("./")
-    out = []
+class Glob:
+    """A pattern relative to /workspace: ``*``, ``?`` and ``[...]`` stay within a name, ``**`` spans directories.
+
+    Patterns and names both come from strangers, so matching is bounded by the product of their lengths, unlike that of a regular expression.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        relative = pattern.removeprefix("/workspace/").removeprefix("./")
+        self._parts = [part if part == "**" else _tokens(part) for part in relative.split("/")]
+
+    def matches(self, path: str) -> bool:
+        """Whether the whole path matches."""
+        names = path.split("/")
+        if self._parts[-1] == "**" and len(self._parts) > 1:
+            # "dir/**" is what lies below dir, not dir itself.
+            return _wild(self._parts[:-1] + [_ANYTHING, "**"], names, _is_deep, _part_matches)
+        return _wild(self._parts, names, _is_deep, _part_matches)
+
+
+_STAR = "*"
+
+
+def _tokens(part: str) -> list[str]:
+    """One token per character, class or star."""
+    found = []
     position = 0
-    while position < len(pattern):
-        rest = pattern[position:]
-        if rest.startswith("**/"):
-            out.append("(?:[^/]+/)*")
-            position += 3
-        elif rest.startswith("**"):
-            out.append(".*")
-            position += 2
-        elif rest[0] == "*":
-            out.append("[^/]*")
-            position += 1
-        elif rest[0] == "?":
-            out.append("[^/]")
-            position += 1
-        elif rest[0] == "[" and (end := rest.find("]", 2)) > 0:
-            body = rest[1:end].replace("\\", "\\\\").replace("[", "\\[")
-            out.append("[" + ("^/" + body[1:] if body.startswith("!") else body) + "]")
-            position += end + 1
+    while position < len(part):
+        end = part.find("]", position + 2) if part[position] == "[" else -1
+        token = part[position : end + 1] if end > 0 else part[position]
+        found.append(token)
+        position += len(token)
+    return found
+
+
+_ANYTHING = [_STAR]
+
+
+def _is_deep(part: object) -> bool:
+    return part == "**"
+
+
+def _is_star(token: object) -> bool:
+    return token == _STAR
+
+
+def _part_matches(part: Any, name: str) -> bool:
+    return _wild(part, name, _is_star, _token_matches)
+
+
+def _token_matches(token: str, character: str) -> bool:
+    if token == "?":
+        return True
+    if len(token) < 3:
+        return token == character
+    body = token[1:-1]
+    negated = body.startswith("!")
+    body = body[negated:]
+    found = False
+    while body:
+        low, high = (body[0], body[2]) if len(body) > 2 and body[1] == "-" else (body[0], body[0])
+        found = found or low <= character <= high
+        body = body[3:] if high is not low or len(body) > 2 and body[1] == "-" else body[1:]
+    return found != negated
+
+
+def _wild(
+    pattern: Sequence[Any], items: Sequence[Any], is_star: Callable[[Any], bool], matches: Callable[[Any, Any], bool]
+) -> bool:
+    """Match items against a pattern in which stars stand for any run: only the last star is ever tried again."""
+    at = start = item = 0
+    star = -1
+    while item < len(items):
+        if at < len(pattern) and is_star(pattern[at]):
+            star, start = at, item
+            at += 1
+        elif at < len(pattern) and matches(pattern[at], items[item]):
+            at += 1
+            item += 1
+        elif star >= 0:
+            start += 1
+            at, item = star + 1, start
         else:
-            out.append(re.escape(rest[0]))
-            position += 1
-    return "".join(out)
+            return False
+    return all(is_star(rest) for rest in pattern[at:])
 
 
 def _walk(workspace: int) -> Iterator[tuple[str, int, str]]:

@@ -69,10 +69,10 @@ def leave(status: int, bare_modules: frozenset[str], interrupted: bool) -> NoRet
     atexit = sys.modules.get("atexit")
     if atexit is not None:
         _call(atexit._run_exitfuncs)
-    flushed = _flush()
+    flushed = flush()
     if _thread._count() == 0:
-        _drop_modules(bare_modules)
-        flushed = _flush() and flushed
+        drop_modules(bare_modules)
+        flushed = flush() and flushed
     elif _finalize is not None and not interrupted:
         # Other threads still use the modules; only the interpreter itself can stop them first.
         _finalize(status)
@@ -118,7 +118,8 @@ def _write_stderr(text: str) -> None:
         _call(stream.write, text)
 
 
-def _flush() -> bool:
+def flush() -> bool:
+    """Write out what the program left in its streams; False when that failed."""
     whole = True
     for stream in (getattr(sys, "stdout", None), getattr(sys, "stderr", None)):
         if stream is None or getattr(stream, "closed", False):
@@ -126,19 +127,14 @@ def _flush() -> bool:
         error = _call(stream.flush)
         if error is not None:
             whole = False
-            # Kept: it would try again, and complain again, when it goes.
-            _unwritten.append(stream)
             if stream is sys.stdout:
-                where = "on flushing sys.stdout" if sys.version_info >= (3, 13) else f"in: {stream!r}"
-                _write_stderr(f"Exception ignored {where}{':' * where.endswith('stdout')}\n")
+                where = "on flushing sys.stdout:" if sys.version_info >= (3, 13) else f"in: {stream!r}"
+                _write_stderr(f"Exception ignored {where}\n")
                 sys.__excepthook__(type(error), error, error.__traceback__)
     return whole
 
 
-_unwritten: list[Any] = []
-
-
-def _drop_modules(bare_modules: frozenset[str]) -> None:
+def drop_modules(bare_modules: frozenset[str]) -> None:
     """Let go of everything the program imported or made, in the interpreter's order."""
     place = frames.current_frame()
     if place.value != frames.record_of(sys._getframe()):
@@ -164,13 +160,12 @@ def _drop_modules(bare_modules: frozenset[str]) -> None:
     for name, _ in alive:
         sys.modules.pop(name, None)
     gc.collect()
-    # First names with one underscore, then the others: what __del__ methods have relied on since Python 1.5.
-    for private in (True, False):
-        for _, reference in reversed(alive):
-            module = reference()
-            if module is not None:
-                for name in list(module.__dict__):
-                    if (name[:1] == "_" != name[1:2]) is private and name != "__builtins__":
-                        module.__dict__[name] = None
-            module = None
+    for _, reference in reversed(alive):
+        module = reference()
+        # First names with one underscore, then the others: what __del__ methods have relied on since Python 1.5.
+        for private in (True, False):
+            for name in list(getattr(module, "__dict__", ())):
+                if isinstance(name, str) and (name[:1] == "_" != name[1:2]) is private and name != "__builtins__":
+                    module.__dict__[name] = None
+        module = None
     gc.collect()

@@ -71,15 +71,15 @@ def park(args: list[str]) -> NoReturn:
         _plain_signals()
         _standard_streams()
         _forget_ourselves()
-        _touch()
-        # After the freeze: the program's own names must be within reach of the collector when it ends.
-        _fresh_main()
+        _rehearse()
         order = program.read(0)
     except (OSError, program.BadProgram) as error:
         _fail(f"no program: {error}", NOT_EXECUTABLE)
     if order is None:
         os._exit(0)
-    _become(order)
+    code, refused = _prepare(order)
+    del order
+    _live(code, refused)
 
 
 def _plain_signals() -> None:
@@ -126,22 +126,33 @@ def _forget_ourselves() -> None:
     sys.path_hooks[:] = _baseline.path_hooks
 
 
-def _touch() -> None:
-    """Use once what every program uses, so that the pages it writes to are this process's own by then."""
-    null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        out = _io.TextIOWrapper(_io.open(null, "wb", 0, closefd=False), "utf-8", "surrogateescape", "\n", False, True)
-        namespace: dict[str, Any] = {"__builtins__": sys.modules["builtins"], "out": out}
-        exec(compile(_SAMPLE, "<string>", "exec", 0, True), namespace)
-        namespace.clear()
-        out.detach()
-    finally:
-        os.close(null)
+def _rehearse() -> None:
+    """Run a program that leaves no trace, so that the pages every program writes to are this process's own by then."""
+    path, meta_path, path_hooks = sys.path, sys.meta_path, sys.path_hooks
+    importers = sys.path_importer_cache.copy()
+    modules = sys.modules.copy()
+    modules.pop("__main__")
+    names = list(sys.modules)
+    _fresh_main()
+    sample = program.decode(_SAMPLE_BLOCK)
+    if not _has_user_site():
+        error = _run(_prepare(sample)[0])
+        leaving.report(error)
+        leaving.flush()
+        leaving.drop_modules(_baseline.modules)
+    sys.path, sys.meta_path, sys.path_hooks = path, meta_path, path_hooks
+    sys.path_importer_cache.update(importers)
+    sys.modules.clear()
+    # In the old order, which keeps the main module's place in it.
+    sys.modules.update({name: modules.get(name, sys) for name in names})
+    sys.path[:] = _baseline.path
     # What is here already is no garbage of the program's, and its collections need not look at it.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     gc.enable()
+    # After the freeze: the program's own names must be within reach of the collector when it ends.
+    _fresh_main()
 
 
 def _fresh_main() -> None:
@@ -154,22 +165,27 @@ def _fresh_main() -> None:
     sys.modules["__main__"] = main
 
 
-_SAMPLE = """
+_SAMPLE = b"""
 import os, sys
 def function(number, *rest, key=None, **names):
     return [f"{number} {item!r}" for item in rest], {key: names}
 class Sample:
     def __init__(self): self.value = function(1, "a", 2.5, key="b", c=(3,))
     def __del__(self): pass
-try:
-    print("hello", Sample().value, len(sys.argv), os.path.join("a", "b"), file=out)
-    raise ValueError("%d" % 5)
-except ValueError as error:
-    out.write(str(error))
+sample = Sample()
+with open("/dev/null", "w", 1) as out:
+    try:
+        print("hello", sample.value, len(sys.argv), os.path.join("a", "b"), file=out)
+        raise ValueError("%d" % 5)
+    except ValueError as error:
+        out.write(str(error))
 """
+_SAMPLE_FIELDS = (b"script", b"", b"/dev/null", _SAMPLE, b"0", b"", b"")
+_SAMPLE_BLOCK = b"".join([len(field).to_bytes(4, "big") + field for field in _SAMPLE_FIELDS])
 
 
-def _become(order: Program) -> NoReturn:
+def _prepare(order: Program) -> tuple[CodeType | None, BaseException | None]:
+    """Set up everything but the running of the code; the error says why there is none."""
     if order.cpu_seconds and resource is not None:
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         soft = order.cpu_seconds if hard == resource.RLIM_INFINITY else min(order.cpu_seconds, hard)
@@ -218,8 +234,7 @@ def _become(order: Program) -> NoReturn:
         if "__cached__" in _baseline.main_names:
             main["__cached__"] = None
         sys.path.insert(0, os.path.dirname(os.path.realpath(absolute)))
-    del order, main
-    _live(code, refused)
+    return code, refused
 
 
 def _compiled(order: Program, path: str) -> CodeType | None:
@@ -254,23 +269,29 @@ def _names_an_encoding(source: bytes) -> bool:
     return any(b"#" in line and b"coding" in line and b"utf-8" not in line for line in (first, second))
 
 
-def _live(code: CodeType | None, error: BaseException | None) -> NoReturn:
-    """Run the program's module and end the process; ``error`` says why there is no code."""
-    if code is not None:
-        place = frames.current_frame()
-        if place.value != frames.record_of(sys._getframe()):
-            place = frames.Unrecognised()
-        frames.forget_depth()
-        try:
-            place.value = None
-            exec(code, sys.modules["__main__"].__dict__)
-        except BaseException as caught:
-            error = caught
-            if error.__traceback__ is not None:
-                # The first entry is this frame.
-                error.__traceback__ = error.__traceback__.tb_next
+def _run(code: CodeType | None) -> BaseException | None:
+    """Run the code as the main module, on what looks like an empty stack; returns what it raised."""
+    place = frames.current_frame()
+    if place.value != frames.record_of(sys._getframe()):
+        place = frames.Unrecognised()
+    frames.forget_depth()
+    try:
+        place.value = None
+        exec(code, sys.modules["__main__"].__dict__)  # type: ignore[arg-type]
+    except BaseException as error:
+        if error.__traceback__ is not None:
+            # The first entry is this frame.
+            error.__traceback__ = error.__traceback__.tb_next
+        return error
+    finally:
         sys.setprofile(None)
         sys.settrace(None)
+    return None
+
+
+def _live(code: CodeType | None, error: BaseException | None) -> NoReturn:
+    if code is not None:
+        error = _run(code)
     interrupted = type(error) is KeyboardInterrupt
     status = leaving.report(error)
     main = sys.modules.get("__main__")

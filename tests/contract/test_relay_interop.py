@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.running import CLIENT_GENERATION, ENVIRONMENTS, drive_client, drive_sdk, registered, relay_at
+from tests.interop.running import (
+    CLIENT_GENERATION,
+    ENVIRONMENTS,
+    boxed_relay_at,
+    drive_client,
+    drive_sdk,
+    registered,
+    relay_at,
+)
+
+IN_BOX = Path("/workspace/file")
 
 
 @pytest.fixture(params=sorted(ENVIRONMENTS))
@@ -123,3 +133,24 @@ async def test_the_sdk_refuses_only_ping_on_an_agent_of_generation_five(version:
             refused = await drive_sdk(version, home, "ping")
             assert "needs protocol generation 6, the sandbox speaks 5" in refused["text"]
             assert (await drive_sdk(version, home, "execute"))["code"] == 3
+
+
+async def test_a_real_box_serves_the_client(version: str, path: Path) -> None:
+    async with boxed_relay_at(path):
+        assert (await drive_client(version, path, "ping"))["pong"] == "core.pong"
+        assert (await drive_client(version, path, "execute"))["code"] == 7
+        assert (await drive_client(version, path, "stdin"))["same"]
+        assert (await drive_client(version, path, "plain_files", file=IN_BOX))["same"]
+        if CLIENT_GENERATION[version] >= 10:
+            assert (await drive_client(version, path, "bulk_files", file=IN_BOX))["finished"]
+            assert (await drive_client(version, path, "slow_reader"))["prompt"]
+
+
+async def test_a_real_box_serves_the_whole_sdk(version: str, home: Path) -> None:
+    with registered(version, home) as path:
+        async with boxed_relay_at(path):
+            assert await drive_sdk(version, home, "ping") == {"pong": True}
+            assert (await drive_sdk(version, home, "execute"))["code"] == 3
+            assert await drive_sdk(version, home, "stdin") == {"same": True, "code": 0}
+            assert await drive_sdk(version, home, "transfer", IN_BOX) == {"whole": True, "streamed": True}
+            assert (await drive_sdk(version, home, "slow_reader"))["prompt"]

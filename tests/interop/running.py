@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.wire.agents import agent_link
+from tidebox.config import load_settings
+from tidebox.embedded import Engine
+from tidebox.runtime.base import BoxSpec
+from tidebox.runtime.native.box import NativeBox
 from tidebox.runtime.relay import Relay
 from tidebox.wire.generations import GENERATION
 
@@ -32,6 +36,23 @@ async def relay_at(path: Path, generation: int = GENERATION) -> AsyncIterator[No
             yield
         finally:
             await relay.close()
+
+
+@contextlib.asynccontextmanager
+async def boxed_relay_at(path: Path) -> AsyncIterator[None]:
+    """A real, shared box behind a relay socket."""
+    engine = Engine(load_settings(data_dir=path.parent / "data"), pool=False)
+    try:
+        box = await engine.runtime.open(BoxSpec(shared=True))
+        assert isinstance(box, NativeBox)
+        relay = await Relay.open(box.link, path)
+        try:
+            yield
+        finally:
+            await relay.close()
+            await box.close()
+    finally:
+        await engine.close()
 
 
 @contextlib.contextmanager
@@ -60,15 +81,17 @@ def registered(version: str, home: Path) -> Iterator[Path]:
         process.wait()
 
 
-async def drive_sdk(version: str, home: Path, scenario: str) -> dict[str, Any]:
-    """One scenario of sdk.py."""
-    return await _run(version, home, "sdk.py", scenario, home / "file")
+async def drive_sdk(version: str, home: Path, scenario: str, file: Path | None = None) -> dict[str, Any]:
+    """One scenario of sdk.py; ``file`` is where the agent sees it."""
+    return await _run(version, home, "sdk.py", scenario, file or home / "file")
 
 
-async def drive_client(version: str, path: Path, scenario: str, agent_generation: int = GENERATION) -> dict[str, Any]:
-    """One scenario of client.py."""
+async def drive_client(
+    version: str, path: Path, scenario: str, agent_generation: int = GENERATION, file: Path | None = None
+) -> dict[str, Any]:
+    """One scenario of client.py; ``file`` is where the agent sees it."""
     speaks = min(CLIENT_GENERATION[version], agent_generation)
-    return await _run(version, path.parent, "client.py", path, scenario, path.with_name("file"), str(speaks))
+    return await _run(version, path.parent, "client.py", path, scenario, file or path.with_name("file"), str(speaks))
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -37,7 +37,6 @@ class Case:
     # The file or argv that `file` and `exec` start; the source is not used then.
     start: tuple[str, ...] = ()
     oldest: tuple[int, int] = (3, 9)
-    newest: tuple[int, int] = (3, 13)
 
 
 @dataclass(frozen=True)

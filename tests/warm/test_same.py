@@ -33,8 +33,8 @@ def _compare(bare: Outcome, parked: Outcome) -> None:
 @pytest.mark.parametrize("interpreter", INTERPRETERS)
 @pytest.mark.parametrize("case", PYTHON, ids=lambda case: case.name)
 def test_python(case: Case, interpreter: str, tmp_path: Path) -> None:
-    if not case.oldest <= _version(interpreter) <= case.newest:
-        pytest.skip("not for this version of the interpreter")
+    if _version(interpreter) < case.oldest:
+        pytest.skip("newer than this interpreter")
     _compare(Bare(tmp_path, interpreter).run(case), Parked(tmp_path, interpreter).run(case))
 
 

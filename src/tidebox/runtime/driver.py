@@ -102,6 +102,17 @@ class Driver:
             await asyncio.gather(*self._closing)
 
 
+def _complete(usage: Usage, exited: Exited | None) -> Usage:
+    """Where no cgroup counts, what the agent learned when it reaped the program: that and the children it waited for."""
+    counted = exited.usage if exited is not None else None
+    if counted is None or usage.cpu_seconds is not None:
+        return usage
+    cpu = counted.get("cpu_us")
+    return replace(
+        usage, cpu_seconds=None if cpu is None else cpu / 1e6, memory_peak=usage.memory_peak or counted.get("max_rss_bytes")
+    )
+
+
 async def _place_files(box: Box, files: Mapping[str, bytes]) -> None:
     made: set[str] = set()
     for path, content in files.items():
@@ -139,7 +150,7 @@ class _Watch:
                 helper.cancel()
             await self._box.stop()
         wall = time.monotonic() - started
-        usage = replace(await self._box.usage(), wall_seconds=wall)
+        usage = _complete(replace(await self._box.usage(), wall_seconds=wall), exited)
         if self._reason is None and exited is None and not usage.oom_kills:
             raise BoxGone("the box died before its program ended")
         code, number = (exited.code, exited.signal) if exited is not None else (None, int(signal.SIGKILL))

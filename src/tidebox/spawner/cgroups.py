@@ -159,7 +159,7 @@ class Leaf:
         raise NotImplementedError
 
     def files(self) -> dict[str, str]:
-        """Where the usage is read: cpu, peak, oom, pids (paths, absent where the kernel has none)."""
+        """Where usage is read: cpu, memory peak, oom, peak and present number of pids; absent where the kernel has none."""
         raise NotImplementedError
 
     def delegate(self, uid: int) -> list[int]:
@@ -231,6 +231,7 @@ class LeafV1(Leaf):
             "peak": self.paths["memory"] + "/memory.max_usage_in_bytes",
             "oom": self.paths["memory"] + "/memory.oom_control",
             "pids": self.paths["pids"] + "/pids.peak",
+            "now": self.paths["pids"] + "/pids.current",
         }
         return {name: path for name, path in found.items() if os.path.exists(path)}
 
@@ -338,6 +339,7 @@ class LeafV2(Leaf):
             "peak": self.path + "/memory.peak",
             "oom": self.path + "/memory.events",
             "pids": self.path + "/pids.peak",
+            "now": self.path + "/pids.current",
         }
         return {name: path for name, path in found.items() if os.path.exists(path)}
 

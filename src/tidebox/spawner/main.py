@@ -146,7 +146,7 @@ class Spawner:
     def _open(self, message: dict[str, Any], descriptors: list[int]) -> Optional[dict[str, Any]]:
         name = message["template"]
         if name not in self._templates:
-            return {"failed": "template is gone", "errno": 0, "text": name}
+            return {"failed": "template", "errno": 0, "text": "it died"}
         leaf = None
         attach: list[int] = []
         delegated: list[int] = []
@@ -219,7 +219,7 @@ class Spawner:
         item.close()
         for box, entry in list(self._boxes.items()):
             if entry.template_name == name and entry.request is not None:
-                self._fail_open(box, "template died", 0, name)
+                self._fail_open(box, "template", 0, "it died")
 
     def _limit(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         leaf = self._boxes[message["box"]].leaf

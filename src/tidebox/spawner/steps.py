@@ -139,8 +139,8 @@ def _tmpfs(path: str, attributes: list[str], options: str) -> None:
     sys_.mount("tmpfs", path, "tmpfs", _flags(attributes), options)
 
 
-def _proc(path: str) -> None:
-    sys_.mount("proc", path, "proc", sys_.MS_NOSUID | sys_.MS_NODEV | sys_.MS_NOEXEC)
+def _proc(path: str, options: str) -> None:
+    sys_.mount("proc", path, "proc", sys_.MS_NOSUID | sys_.MS_NODEV | sys_.MS_NOEXEC, options)
 
 
 def _read_only(path: str) -> None:

@@ -101,12 +101,16 @@ class NativeBox(Box):
         self._frozen = False
 
     async def stop(self) -> None:
-        if not self._dead.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            if self._frozen:
-                # A frozen process dies only when it runs again.
-                await self.thaw()
+        if self._dead.is_set():
+            return
+        # Init alone forks nothing unasked: when the user's processes are gone there is nothing to wait for.
+        quiet = self._meter.only_init_left()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self._frozen:
+            # A frozen process dies only when it runs again.
+            await self.thaw()
+        if not quiet:
             await self._dead.wait()
 
     async def usage(self) -> Usage:
@@ -129,6 +133,7 @@ class NativeBox(Box):
 
     async def _close(self) -> None:
         await self.stop()
+        await self._dead.wait()
         await self._link.close()
         self._meter.close()
         os.close(self._pidfd)

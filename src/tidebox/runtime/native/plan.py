@@ -91,7 +91,7 @@ def template_plan(facts: HostFacts, rootfs: str | None) -> Plan:
     plan += [["file", f"/new/.tidebox/{name}", content] for name, content in facts.launchers]
     plan += [["restrict", "/new/.tidebox", ["ro"]]]
     # A proc mount may be made in a box only while a whole one is in sight; the box's own covers it.
-    plan += [["proc", "/new/proc"], ["enter"]]
+    plan += [["proc", "/new/proc", ""], ["enter"]]
     if rootfs is None:
         plan += [["read_only_root"]]
     return plan
@@ -135,7 +135,7 @@ def _devices() -> Plan:
 
 def box_plan(facts: HostFacts, shape: BoxShape) -> tuple[Plan, Plan]:
     """The steps that make a clone of a template a box of its own, before and after its user ids are mapped."""
-    before: Plan = [["cgroup_namespace"], ["hostname", HOSTNAME], ["proc", "/proc"]]
+    before: Plan = [["cgroup_namespace"], ["hostname", HOSTNAME], ["proc", "/proc", "hidepid=2"]]
     if not shape.executable and facts.memfd_noexec:
         before.append(["write", "/proc/sys/vm/memfd_noexec", "2"])
     before.append(["cover", "/dev/null", ["/proc/" + name for name in facts.masked_files]])

@@ -63,6 +63,21 @@ class NativeRuntime(Runtime):
 
     async def open(self, spec: BoxSpec, *, first: Command | None = None, first_input: bytes = b"") -> Box:
         image = self._images.resolve(spec.image)
+        try:
+            box = await self._open(spec, image)
+        except ProvisionFailed as error:
+            if error.details.get("step") not in ("spawner", "template"):
+                raise
+            # The spawner or a template was killed under us; there is a new one by the time we ask again.
+            self._templates.discard(image.digest)
+            box = await self._open(spec, image)
+        if first is not None:
+            box.first = box.start(first)
+            if first_input:
+                await box.first.write(first_input)
+        return box
+
+    async def _open(self, spec: BoxSpec, image: Image) -> NativeBox:
         spawner = await self._prepare(image)
         self._require_guarantees()
         name = f"b{next(self._numbers)}"
@@ -100,10 +115,6 @@ class NativeRuntime(Runtime):
         box = NativeBox(name, image.digest, spawner, link, pidfd, workspace, Meter(message["files"]), limits)
         self._boxes.add(box)
         box.on_gone(lambda: self._boxes.discard(box))
-        if first is not None:
-            box.first = box.start(first)
-            if first_input:
-                await box.first.write(first_input)
         return box
 
     async def close(self) -> None:
@@ -131,7 +142,7 @@ class NativeRuntime(Runtime):
             spawner = self._spawner
             assert spawner is not None
             if image.digest not in self._templates:
-                if image.digest not in self._held:
+                if image.rootfs is not None and image.digest not in self._held:
                     self._held[image.digest] = self._images.hold(image)
                 plan = template_plan(self._facts, None if image.rootfs is None else str(image.rootfs))
                 try:

@@ -40,8 +40,8 @@ class Spawner:
         """Start the program under ``python``, in a delegated systemd scope where ``delegate`` asks for it and there is one."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        package = Path(tidebox.__file__).parent
-        command = [python, str(package / "spawner" / "boot.py"), str(theirs.fileno())]
+        # A relative name: a box of a user without root can read the command line of its init.
+        command = [python, "boot.py", str(theirs.fileno())]
         environment = default_environment()
         if delegate and (scope := _systemd_scope()):
             command = [*scope, *command]
@@ -50,7 +50,7 @@ class Spawner:
             process = subprocess.Popen(
                 command,
                 env=environment,
-                cwd="/",
+                cwd=Path(tidebox.__file__).parent / "spawner",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

@@ -10,18 +10,16 @@ _INIT_PROCESSES = 1
 
 
 class Meter:
-    """Reads the counters of one cgroup; ``reset`` starts a new count."""
+    """Reads the counters of one cgroup; ``reset`` starts a new count of cpu and memory (nothing else happens in a parked cell)."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = files
         self._cpu_base = 0.0
-        self._oom_base = 0
         self._peak: int | None = None
 
     def reset(self) -> None:
         """Count from now on."""
         self._cpu_base += self.cpu_seconds() or 0.0
-        self._oom_base += self.oom_kills()
         path = self._files.get("peak")
         if path is None:
             return
@@ -53,10 +51,15 @@ class Meter:
         text = self._read("pids")
         return None if text is None or not text.strip().isdigit() else max(int(text) - _INIT_PROCESSES, 0)
 
+    def only_init_left(self) -> bool:
+        """Whether every process of the user is gone; False where that cannot be known."""
+        text = self._read("now")
+        return text is not None and int(text) <= _INIT_PROCESSES
+
     def oom_kills(self) -> int:
         """How many of its processes the kernel killed for memory."""
         text = self._read("oom")
-        return 0 if text is None else _value(text, "oom_kill") - self._oom_base
+        return 0 if text is None else _value(text, "oom_kill")
 
     def close(self) -> None:
         """Let go of the cgroup."""

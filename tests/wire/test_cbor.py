@@ -119,6 +119,22 @@ def test_hostile_input(encoded: str) -> None:
         cbor.decode(bytes.fromhex(encoded))
 
 
+@pytest.mark.parametrize("opening", [b"\x9a\x00\x3f\xff\x00", b"\x9f", b"\xba\x00\x1f\xff\x80", b"\xbf"])
+def test_a_frame_full_of_tiny_members_is_refused(opening: bytes) -> None:
+    with pytest.raises(CborError, match="too many members"):
+        cbor.decode(opening + b"\x00" * 0x3FFF00)
+
+
+def test_a_string_of_empty_chunks_is_refused() -> None:
+    with pytest.raises(CborError, match="too many members"):
+        cbor.decode(b"\x5f" + b"\x40" * 2_000_000)
+
+
+def test_many_small_arguments_pass() -> None:
+    arguments = ["a"] * 200_000
+    assert cbor.decode(cbor.encode(arguments)) == arguments
+
+
 def test_a_view_is_sliced_not_copied() -> None:
     encoded = bytearray(cbor.encode({"data": b"x" * 100}))
     data = cbor.decode(memoryview(encoded))["data"]

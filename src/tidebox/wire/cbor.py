@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     Buffer = Union[bytes, bytearray, memoryview]
 
+# Members of containers in one item: decoding takes about a microsecond for each, so a frame full of one-byte members
+# would block its reader for seconds. A listing, the densest large payload there is, has one member in four bytes.
+MAX_MEMBERS = 262_144
+_BYTES_PER_MEMBER = 4
+
 # Deep enough for every payload of the protocol (bootstrap is 5 deep), shallow enough for any stack.
 MAX_DEPTH = 16
 
@@ -120,7 +125,7 @@ def decode(buffer: Buffer, start: int = 0, end: int | None = None) -> Any:
 def decode_at(buffer: Buffer, start: int, end: int) -> tuple[Any, int]:
     """Decode one item from ``start`` on; the item and the position after it."""
     try:
-        return _decode(buffer, start, end, 0)
+        return _decode(buffer, start, end, 0, [max(MAX_MEMBERS, (end - start) // _BYTES_PER_MEMBER)])
     except (StructError, IndexError):
         raise CborError("truncated") from None
     except UnicodeDecodeError:
@@ -146,7 +151,13 @@ def read_head(buffer: Buffer, position: int, end: int) -> tuple[int, int, int | 
     raise CborError("reserved additional information")
 
 
-def _decode(buffer: Buffer, position: int, end: int, depth: int) -> tuple[Any, int]:
+def _spend(budget: list[int], members: int) -> None:
+    budget[0] -= members
+    if budget[0] < 0:
+        raise CborError("too many members")
+
+
+def _decode(buffer: Buffer, position: int, end: int, depth: int, budget: list[int]) -> tuple[Any, int]:
     if depth > MAX_DEPTH:
         raise CborError("nested too deeply")
     start = position
@@ -157,18 +168,18 @@ def _decode(buffer: Buffer, position: int, end: int, depth: int) -> tuple[Any, i
         return -1 - argument, position
     if major in (2, 3):
         if argument is None:
-            return _decode_chunks(buffer, position, end, major)
+            return _decode_chunks(buffer, position, end, major, budget)
         stop = position + argument
         if stop > end:
             raise CborError("truncated")
         piece = buffer[position:stop]
         return (piece if major == 2 else str(piece, "utf-8")), stop
     if major == 4:
-        return _decode_array(buffer, position, end, depth, argument)
+        return _decode_array(buffer, position, end, depth, argument, budget)
     if major == 5:
-        return _decode_map(buffer, position, end, depth, argument)
+        return _decode_map(buffer, position, end, depth, argument, budget)
     if major == 6 and argument is not None:
-        value, position = _decode(buffer, position, end, depth + 1)
+        value, position = _decode(buffer, position, end, depth + 1, budget)
         if argument == _TAG_UINT8_ARRAY and not isinstance(value, (bytes, bytearray, memoryview)):
             raise CborError("tag 64 around something else than a byte string")
         return value, position
@@ -186,12 +197,13 @@ def _decode_simple(buffer: Buffer, start: int, info: int, end: int) -> tuple[Any
     raise CborError("unexpected break" if info == 31 else "unknown simple value")
 
 
-def _decode_chunks(buffer: Buffer, position: int, end: int, major: int) -> tuple[Any, int]:
+def _decode_chunks(buffer: Buffer, position: int, end: int, major: int, budget: list[int]) -> tuple[Any, int]:
     chunks: list[Buffer] = []
     while True:
         if position < end and buffer[position] == _BREAK:
             position += 1
             break
+        _spend(budget, 1)
         chunk_major, _, argument, position = read_head(buffer, position, end)
         if chunk_major != major or argument is None:
             raise CborError("wrong chunk in an indefinite string")
@@ -205,33 +217,42 @@ def _decode_chunks(buffer: Buffer, position: int, end: int, major: int) -> tuple
     return "".join([str(chunk, "utf-8") for chunk in chunks]), position
 
 
-def _decode_array(buffer: Buffer, position: int, end: int, depth: int, count: int | None) -> tuple[list[Any], int]:
+def _decode_array(
+    buffer: Buffer, position: int, end: int, depth: int, count: int | None, budget: list[int]
+) -> tuple[list[Any], int]:
     items: list[Any] = []
     if count is None:
         while not (position < end and buffer[position] == _BREAK):
-            item, position = _decode(buffer, position, end, depth + 1)
+            _spend(budget, 1)
+            item, position = _decode(buffer, position, end, depth + 1, budget)
             items.append(item)
         return items, position + 1
     if count > end - position:  # an item takes at least one byte
         raise CborError("truncated")
+    _spend(budget, count)
     for _ in range(count):
-        item, position = _decode(buffer, position, end, depth + 1)
+        item, position = _decode(buffer, position, end, depth + 1, budget)
         items.append(item)
     return items, position
 
 
-def _decode_map(buffer: Buffer, position: int, end: int, depth: int, count: int | None) -> tuple[dict[Any, Any], int]:
+def _decode_map(
+    buffer: Buffer, position: int, end: int, depth: int, count: int | None, budget: list[int]
+) -> tuple[dict[Any, Any], int]:
     items: dict[Any, Any] = {}
-    if count is not None and count * 2 > end - position:
-        raise CborError("truncated")
+    if count is not None:
+        if count * 2 > end - position:
+            raise CborError("truncated")
+        _spend(budget, count * 2)
     while count is None or count > 0:
         if count is None:
             if position < end and buffer[position] == _BREAK:
                 return items, position + 1
+            _spend(budget, 2)
         else:
             count -= 1
-        key, position = _decode(buffer, position, end, depth + 1)
-        value, position = _decode(buffer, position, end, depth + 1)
+        key, position = _decode(buffer, position, end, depth + 1, budget)
+        value, position = _decode(buffer, position, end, depth + 1, budget)
         if isinstance(key, (bytes, bytearray, memoryview)):
             key = bytes(key)
         elif isinstance(key, (list, dict)):

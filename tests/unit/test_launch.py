@@ -51,8 +51,10 @@ def test_cell_and_mode_of_a_command(command: list[str], cell: str, mode: str) ->
         "LC_ALL",
         "GLIBC_TUNABLES",
         "MALLOC_ARENA_MAX",
-    ]
-    + ["ERL_FLAGS", "ELIXIR_ERL_OPTIONS", "HOME"],
+        "ERL_FLAGS",
+        "ELIXIR_ERL_OPTIONS",
+        "HOME",
+    ],
 )
 def test_variables_read_at_start_need_a_start(name: str) -> None:
     by_command = plan_command(["python3", "-c", "1"], env={name: "x"})

@@ -21,6 +21,7 @@ _SHARED = ("frames.py", "leaving.py", "program.py", "warm.py")
 
 def files() -> dict[str, bytes]:
     """The content of ``/.tidebox``, by path below it."""
-    launchers = {name: (_HERE / name).read_bytes() for name in ("park.exs", "park.js", "park.py")}
+    launchers = {name: (_HERE / name).read_bytes() for name in ("park.exs", "park.js")}
+    launchers["park.py"] = (_PACKAGE / "spawner" / "park.py").read_bytes()
     shared = {f"tidebox/spawner/{name}": (_PACKAGE / "spawner" / name).read_bytes() for name in _SHARED}
     return launchers | shared | {"tidebox/__init__.py": b"", "tidebox/spawner/__init__.py": b""}

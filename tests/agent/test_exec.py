@@ -124,9 +124,10 @@ def test_umask(agent: Peer) -> None:
 
 
 def test_resource_limits(agent: Peer) -> None:
-    outcome = agent.run_sh("ulimit -Sn; ulimit -Hn; ulimit -c", rlimits=[
-        Rlimit(resource="nofile", soft=33, hard=44), Rlimit(resource="core", soft=0, hard=0)
-    ])
+    outcome = agent.run_sh(
+        "ulimit -Sn; ulimit -Hn; ulimit -c",
+        rlimits=[Rlimit(resource="nofile", soft=33, hard=44), Rlimit(resource="core", soft=0, hard=0)],
+    )
     assert outcome.stdout.split() == [b"33", b"44", b"0"]
 
 

@@ -13,6 +13,7 @@ from tidebox.agent.users import Borrowed, UnknownUser, resolve
 from tidebox.wire import files as wire
 from tidebox.wire.files import FsResponse
 from tidebox.wire.frames import MAX_FRAME_SIZE
+from tidebox.wire.generations import BULK_GENERATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ class Files:
             raise Refused(f"handle {operation.handle} is a directory")
         if operation.offset > MAX_OFFSET or (operation.len or 0) > MAX_OFFSET:
             raise paths.failed(errno.EINVAL)
-        return kind(id, self._host, handle, operation.offset, operation.len, request.bulk, self._transfers.pop)
+        offer = request.bulk if self._host.speaks(BULK_GENERATION) else None
+        return kind(id, self._host, handle, operation.offset, operation.len, offer, self._transfers.pop)
 
     def _check_room(self) -> None:
         if len(self._transfers) + len(self._tasks) >= MAX_TRANSFERS:

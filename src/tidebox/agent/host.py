@@ -24,10 +24,9 @@ class Host:
         self.outbox = outbox
         self.activity = 0
 
-    @property
-    def generation(self) -> int:
-        """The generation this agent speaks."""
-        return self._connection.generation
+    def speaks(self, generation: int) -> bool:
+        """Whether this agent speaks that generation: what it does not know it ignores, as an older one would."""
+        return self._connection.generation >= generation
 
     def send(self, id: int, message: Message) -> None:
         """Queue a message; FrameTooLarge when it does not fit into a frame."""

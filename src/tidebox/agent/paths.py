@@ -142,8 +142,11 @@ def make_directories(path: bytes, mode: int | None) -> None:
         try:
             os.mkdir(directory)
         except FileExistsError:
-            if not os.path.isdir(directory):
-                raise
+            if os.path.isdir(directory):
+                continue  # somebody else was faster
+            if directory != missing[0]:
+                raise failed(errno.ENOTDIR) from None
+            raise
     if mode is not None:
         os.chmod(path, mode & 0o7777)
 

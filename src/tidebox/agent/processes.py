@@ -231,7 +231,7 @@ class Processes:
                 os.set_blocking(fd, False)
             streams = [Stream(stdout, ExecStdout), Stream(stderr, ExecStderr)]
             theirs = (stdin_read, stdout_write, stderr_write)
-        paced = min(generation, self._host.generation) >= FLOW_CONTROL_GENERATION
+        paced = generation >= FLOW_CONTROL_GENERATION and self._host.speaks(FLOW_CONTROL_GENERATION)
         execution = Execution(
             id, self._host, self._loop, self._brake, streams, terminal, stdin, paced, self._end, self.collect
         )

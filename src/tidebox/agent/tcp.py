@@ -19,6 +19,7 @@ from tidebox.wire.bulk import (
     REASON_PROTOCOL,
     BulkCancel,
 )
+from tidebox.wire.generations import BULK_GENERATION
 from tidebox.wire.messages import MAX_TCP_DATA_SIZE, TcpClosed, TcpConnected, TcpData, TcpEof, TcpFailed
 
 TYPE_CHECKING = False
@@ -95,7 +96,8 @@ class Tcp:
         if not found:
             self._host.send(id, TcpFailed(error=f"connect {target}: the host name is not known in this box"))
             return
-        session = Session(id, self._host, self._loop, self._brake, target, request.bulk, self._forget)
+        offer = request.bulk if self._host.speaks(BULK_GENERATION) else None
+        session = Session(id, self._host, self._loop, self._brake, target, offer, self._forget)
         self._sessions[id] = session
         session.connect([(family, address, request.port) for family, address in found])
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import abc
 import enum
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tidebox.errors import InvalidRequest
 from tidebox.model.events import Event
 from tidebox.model.launch import Cell as CellKind
 from tidebox.model.limits import Limits
@@ -74,6 +76,10 @@ class BoxSpec:
     """Long-lived, with several execs at once: each gets a cgroup leaf of its own."""
     sandbox_id: str | None = None
     """Where given, external clients reach the box's agent at ``<data-dir>/run/agents/<sandbox_id>.sock``."""
+
+    def __post_init__(self) -> None:
+        if self.sandbox_id is not None and not re.fullmatch(r"sb-[a-z0-9]{1,40}", self.sandbox_id):
+            raise InvalidRequest(f"not a sandbox id: {self.sandbox_id!r}", field="sandbox_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,7 @@ def _symlink(target: str, path: str) -> None:
 
 
 def _file(path: str, content: bytes) -> None:
+    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
     with open(path, "wb") as file:
         file.write(content)
 

@@ -16,6 +16,7 @@ from tidebox.runtime.capture import capture
 from tidebox.runtime.link import Link, LinkExec
 from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.native.usage import Meter
+from tidebox.runtime.relay import Relay
 from tidebox.wire.messages import ExecRequest, Rlimit
 
 
@@ -33,6 +34,7 @@ class NativeBox(Box):
         self._workspace = workspace
         self._meter = meter
         self._limits = limits
+        self.relay: Relay | None = None
         self._started = time.monotonic()
         self._frozen = False
         self._dead = asyncio.Event()
@@ -134,6 +136,8 @@ class NativeBox(Box):
     async def _close(self) -> None:
         await self.stop()
         await self._dead.wait()
+        if self.relay is not None:
+            await self.relay.close()
         await self._link.close()
         self._meter.close()
         os.close(self._pidfd)

@@ -8,9 +8,9 @@ import stat
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
+from tidebox.runtime import launchers
 from tidebox.runtime.native.plan import (
     ETC_ENTRIES,
     MASKED_DIRECTORIES,
@@ -86,7 +86,7 @@ def gather(interpreters: Interpreters) -> HostFacts:
         masked_directories=tuple(name for name in MASKED_DIRECTORIES if os.path.isdir("/proc/" + name)),
         memfd_noexec=os.path.exists("/proc/sys/vm/memfd_noexec"),
         links=tuple(links.items()),
-        launchers=tuple(_launchers()),
+        launchers=tuple(launchers.files().items()),
     )
 
 
@@ -108,11 +108,6 @@ def _readable_by_all(path: str) -> bool:
         return bool(stat.S_IMODE(os.stat(path).st_mode) & 0o044)
     except OSError:
         return False
-
-
-def _launchers() -> list[tuple[str, bytes]]:
-    folder = resources.files("tidebox.runtime") / "launchers"
-    return [(item.name, item.read_bytes()) for item in folder.iterdir() if item.name.startswith("park.")]
 
 
 def default_environment() -> dict[str, str]:

@@ -12,6 +12,7 @@ from tidebox.config import Settings
 from tidebox.errors import GuaranteeMissing, ProvisionFailed, RuntimeUnavailable, TideboxError
 from tidebox.model.launch import Cell as CellKind
 from tidebox.model.limits import MIB
+from tidebox.runtime import launchers
 from tidebox.runtime.base import Box, BoxSpec, Command, Report, Runtime
 from tidebox.runtime.images import Image, ImageStore
 from tidebox.runtime.link import Link
@@ -20,6 +21,7 @@ from tidebox.runtime.native.box import NativeBox, cgroup_limits
 from tidebox.runtime.native.plan import WORKSPACE, BoxShape, box_plan, template_plan
 from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.native.usage import Meter
+from tidebox.runtime.relay import Relay
 from tidebox.wire.generations import GENERATION
 from tidebox.wire.messages import Bootstrap, EnvVar, Rlimit
 
@@ -45,14 +47,9 @@ class NativeRuntime(Runtime):
         self._boxes: set[NativeBox] = set()
 
     def parking(self, kind: CellKind, image: str) -> Command:
-        if kind == "node":
-            return Command(argv=["node", "/.tidebox/park.js"])
-        if kind == "elixir":
-            return Command(argv=["elixir", "/.tidebox/park.exs"])
-        if kind == "python" and self._images.resolve(image).rootfs is not None:
-            # The warm interpreter is the host's; another image's Python must be started.
-            return Command(argv=["python3", "/.tidebox/park.py"])
-        return Command(argv=["tidebox:python"])
+        # The warm interpreter is the host's; another image's Python must be started. What only replaces itself may always be forked.
+        forked = kind == "any" or (kind == "python" and self._images.resolve(image).rootfs is None)
+        return Command(argv=["tidebox:python"] if forked else launchers.COMMANDS[kind])
 
     async def probe(self) -> Report:
         try:
@@ -113,6 +110,8 @@ class NativeRuntime(Runtime):
             raise
         message, (pidfd, workspace) = await answer
         box = NativeBox(name, image.digest, spawner, link, pidfd, workspace, Meter(message["files"]), limits)
+        if spec.sandbox_id is not None:
+            box.relay = await Relay.open(link, self._settings.data_dir / "run" / "agents" / f"{spec.sandbox_id}.sock")
         self._boxes.add(box)
         box.on_gone(lambda: self._boxes.discard(box))
         return box

@@ -32,6 +32,11 @@ class Settings(BaseSettings):
     pool_max_age_sec: float = Field(default=600.0, gt=0, description="A parked cell older than this is replaced unused.")
 
 
+def session_environment() -> dict[str, str]:
+    """What of the environment tells where programs and the login session are."""
+    return {name: os.environ[name] for name in ("PATH", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if name in os.environ}
+
+
 def load_settings(**overrides: object) -> Settings:
     """The settings of this process: ``overrides`` win over the environment, the environment over the defaults."""
     return Settings(**overrides)  # type: ignore[arg-type]

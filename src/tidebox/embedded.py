@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from tidebox.config import Settings, load_settings
+from tidebox.config import Settings, load_settings, session_environment
 from tidebox.errors import InvalidRequest
 from tidebox.model.events import Event, Output
 from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command
@@ -28,7 +28,13 @@ class Engine:
     def __init__(self, settings: Settings | None = None, *, pool: bool = True) -> None:
         self.settings = settings or load_settings()
         self.images = ImageStore(self.settings.data_dir / "images")
-        self.runtime = NativeRuntime(self.settings, self.images)
+        self.runtime = NativeRuntime(
+            self.images,
+            sockets=self.settings.data_dir / "run" / "agents",
+            python=self.settings.python,
+            allow_weak_isolation=self.settings.allow_weak_isolation,
+            environment=session_environment(),
+        )
         sizes = self._pool_sizes() if pool else {}
         self.pool = Pool(self.runtime, sizes=sizes, limits=Limits(), max_age=self.settings.pool_max_age_sec)
         self.driver = Driver(self.runtime, self.pool)

@@ -13,6 +13,7 @@
     ├── BoxGone                   the box (or the agent in it) died under us
     ├── UnsupportedOperation      the box's agent is too old for this operation
     ├── FileOperationFailed       a file operation in the box was refused
+    ├── ConnectFailed             nothing listens in the box where a connection was asked for
     └── AgentProtocolError        the agent broke the protocol
 
 Each class carries a stable ``code``, whether a retry may help, and the HTTP status a surface answers with.
@@ -115,6 +116,14 @@ class FileOperationFailed(TideboxError):
 
     code = "file_operation_failed"
     http_status = 422
+
+
+class ConnectFailed(TideboxError):
+    """A connection inside the box could not be made."""
+
+    code = "connect_failed"
+    retryable = True
+    http_status = 502
 
 
 class AgentProtocolError(TideboxError):

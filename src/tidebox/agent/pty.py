@@ -15,9 +15,10 @@ def open_pair(rows: int, cols: int, uid: int, gid: int) -> tuple[int, int]:
     master, slave = os.openpty()
     try:
         resize(master, rows, cols)
+        os.fchmod(slave, 0o620)
+        # Last: init has no power over the mode of what is not its own.
         if (uid, gid) != (os.getuid(), os.getgid()):
             os.fchown(slave, uid, gid)
-        os.fchmod(slave, 0o620)
         os.set_blocking(master, False)
     except OSError:
         os.close(master)

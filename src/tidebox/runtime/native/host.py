@@ -36,7 +36,7 @@ class Interpreters:
     elixir: str | None
 
 
-def find_interpreters(python: str | None = None, path: str | None = None) -> Interpreters:
+def find_interpreters(python: str | None, path: str | None) -> Interpreters:
     """The real programs, never a version manager's shim."""
     return Interpreters(python or _find_python(), _find_tool("node", path), _find_tool("elixir", path))
 
@@ -60,7 +60,7 @@ def _version(python: str) -> tuple[int, ...]:
 
 
 def _find_tool(name: str, path: str | None) -> str | None:
-    found = shutil.which(name, path=path or os.environ.get("PATH") or SYSTEM_PATH)
+    found = shutil.which(name, path=path or SYSTEM_PATH)
     return os.path.realpath(found) if found else None
 
 

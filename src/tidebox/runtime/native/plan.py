@@ -82,7 +82,7 @@ class BoxShape:
     """Whether files in /workspace and /tmp may be executed."""
 
 
-def template_plan(facts: HostFacts, rootfs: str | None) -> Plan:
+def template_plan(facts: HostFacts, rootfs: str | None, executable: bool) -> Plan:
     """The steps that build the root of an image: ``rootfs`` is its directory, None for the machine's own system."""
     plan: Plan = [["private"], ["stage"]]
     plan += _host_root(facts) if rootfs is None else [["root_bind", rootfs]]
@@ -92,6 +92,9 @@ def template_plan(facts: HostFacts, rootfs: str | None) -> Plan:
     plan += [["restrict", "/new/.tidebox", ["ro"]]]
     # A proc mount may be made in a box only while a whole one is in sight; the box's own covers it.
     plan += [["proc", "/new/proc", ""], ["enter"]]
+    if not executable and facts.memfd_noexec:
+        # A box's files that cannot be executed could still be through a memfd. Pid namespaces made below this one inherit it.
+        plan += [["write", "/proc/sys/vm/memfd_noexec", "2"]]
     if rootfs is None:
         plan += [["read_only_root"]]
     return plan
@@ -136,8 +139,6 @@ def _devices() -> Plan:
 def box_plan(facts: HostFacts, shape: BoxShape) -> tuple[Plan, Plan]:
     """The steps that make a clone of a template a box of its own, before and after its user ids are mapped."""
     before: Plan = [["cgroup_namespace"], ["hostname", HOSTNAME], ["proc", "/proc", "hidepid=2"]]
-    if not shape.executable and facts.memfd_noexec:
-        before.append(["write", "/proc/sys/vm/memfd_noexec", "2"])
     before.append(["cover", "/dev/null", ["/proc/" + name for name in facts.masked_files]])
     before.append(["cover", "/.tidebox/empty", ["/proc/" + name for name in facts.masked_directories]])
     own = f"uid={USER_ID},gid={USER_ID}"

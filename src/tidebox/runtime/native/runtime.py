@@ -6,9 +6,10 @@ import asyncio
 import itertools
 import os
 import socket
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from tidebox.config import Settings
 from tidebox.errors import GuaranteeMissing, ProvisionFailed, RuntimeUnavailable, TideboxError
 from tidebox.model.launch import Cell as CellKind
 from tidebox.model.limits import MIB
@@ -33,10 +34,20 @@ class NativeRuntime(Runtime):
 
     name = "native"
 
-    def __init__(self, settings: Settings, images: ImageStore) -> None:
-        self.interpreters = host.find_interpreters(settings.python)
-        self._settings = settings
+    def __init__(
+        self,
+        images: ImageStore,
+        *,
+        sockets: Path,
+        python: str | None = None,
+        allow_weak_isolation: bool = False,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.interpreters = host.find_interpreters(python, environment.get("PATH"))
         self._images = images
+        self._sockets = sockets
+        self._allow_weak_isolation = allow_weak_isolation
+        self._environment = environment
         self._facts = host.gather(self.interpreters)
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
@@ -53,7 +64,7 @@ class NativeRuntime(Runtime):
 
     async def probe(self) -> Report:
         try:
-            await self._prepare(self._images.resolve("host"))
+            await self._prepare(self._images.resolve("host"), executable=True)
         except (RuntimeUnavailable, ProvisionFailed) as error:
             return probe.unavailable(error)
         return probe.report(self._spawner_facts, self._facts)
@@ -66,7 +77,7 @@ class NativeRuntime(Runtime):
             if error.details.get("step") not in ("spawner", "template"):
                 raise
             # The spawner or a template was killed under us; there is a new one by the time we ask again.
-            self._templates.discard(image.digest)
+            self._templates.clear()
             box = await self._open(spec, image)
         if first is not None:
             box.first = box.start(first)
@@ -75,7 +86,7 @@ class NativeRuntime(Runtime):
         return box
 
     async def _open(self, spec: BoxSpec, image: Image) -> NativeBox:
-        spawner = await self._prepare(image)
+        spawner = await self._prepare(image, spec.executable)
         self._require_guarantees()
         name = f"b{next(self._numbers)}"
         limits = spec.limits
@@ -92,7 +103,7 @@ class NativeRuntime(Runtime):
             "open",
             descriptors=(theirs.fileno(),),
             box=name,
-            template=image.digest,
+            template=_template_name(image, spec.executable),
             plan=list(box_plan(self._facts, shape)),
             generation=GENERATION,
             cgroup=bool(self._spawner_facts["cgroup"]),
@@ -111,7 +122,7 @@ class NativeRuntime(Runtime):
         message, (pidfd, workspace) = await answer
         box = NativeBox(name, image.digest, spawner, link, pidfd, workspace, Meter(message["files"]), limits)
         if spec.sandbox_id is not None:
-            box.relay = await Relay.open(link, self._settings.data_dir / "run" / "agents" / f"{spec.sandbox_id}.sock")
+            box.relay = await Relay.open(link, self._sockets / f"{spec.sandbox_id}.sock")
         self._boxes.add(box)
         box.on_gone(lambda: self._boxes.discard(box))
         return box
@@ -133,36 +144,37 @@ class NativeRuntime(Runtime):
         """The running spawner, if there is one."""
         return int(self._spawner_facts["pid"]) if self._spawner is not None and not self._spawner.gone.is_set() else None
 
-    async def _prepare(self, image: Image) -> Spawner:
+    async def _prepare(self, image: Image, executable: bool) -> Spawner:
         """A living spawner with a template of ``image``."""
         async with self._lock:
             if self._spawner is None or self._spawner.gone.is_set():
                 await self._start_spawner()
             spawner = self._spawner
             assert spawner is not None
-            if image.digest not in self._templates:
+            name = _template_name(image, executable)
+            if name not in self._templates:
                 if image.rootfs is not None and image.digest not in self._held:
                     self._held[image.digest] = self._images.hold(image)
-                plan = template_plan(self._facts, None if image.rootfs is None else str(image.rootfs))
+                plan = template_plan(self._facts, None if image.rootfs is None else str(image.rootfs), executable)
                 try:
-                    await spawner.request("template", name=image.digest, plan=plan)
+                    await spawner.request("template", name=name, plan=plan)
                 except ProvisionFailed as error:
                     raise probe.explain(error) from error
-                self._templates.add(image.digest)
+                self._templates.add(name)
             return spawner
 
     async def _start_spawner(self) -> None:
         if self._spawner is not None:
             await self._spawner.close()
         self._templates.clear()
-        self._spawner = Spawner.start(self.interpreters.python, delegate=os.getuid() != 0)
+        self._spawner = Spawner.start(self.interpreters.python, self._environment if os.getuid() != 0 else None)
         try:
             self._spawner_facts, _ = await self._spawner.request("facts")
         except ProvisionFailed as error:
             raise RuntimeUnavailable(f"the spawner did not start under {self.interpreters.python}") from error
 
     def _require_guarantees(self) -> None:
-        if self._spawner_facts["cgroup"] or self._settings.allow_weak_isolation:
+        if self._spawner_facts["cgroup"] or self._allow_weak_isolation:
             return
         reason = self._spawner_facts["cgroup_problem"]
         raise GuaranteeMissing(
@@ -183,3 +195,6 @@ class NativeRuntime(Runtime):
             default_env=[EnvVar(key=name, value=value) for name, value in host.default_environment().items()],
         )
 
+
+def _template_name(image: Image, executable: bool) -> str:
+    return f"{image.digest} {'exec' if executable else 'noexec'}"

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,16 @@ class Spawner:
         self._loop.add_reader(sock, self._on_readable)
 
     @classmethod
-    def start(cls, python: str, *, delegate: bool) -> Spawner:
-        """Start the program under ``python``, in a delegated systemd scope where ``delegate`` asks for it and there is one."""
+    def start(cls, python: str, session: Mapping[str, str] | None) -> Spawner:
+        """Start the program under ``python``; given a login session's environment, in a delegated systemd scope where there is one."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         # A relative name: a box of a user without root can read the command line of its init.
         command = [python, "boot.py", str(theirs.fileno())]
         environment = default_environment()
-        if delegate and (scope := _systemd_scope()):
+        if session is not None and (scope := _systemd_scope(session)):
             command = [*scope, *command]
-            environment |= {name: os.environ[name] for name in ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if name in os.environ}
+            environment |= {name: session[name] for name in ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if name in session}
         with theirs:
             process = subprocess.Popen(
                 command,
@@ -156,9 +157,9 @@ class Spawner:
         self._process.wait()
 
 
-def _systemd_scope() -> list[str] | None:
+def _systemd_scope(session: Mapping[str, str]) -> list[str] | None:
     """The command that puts what follows into a scope of its own with delegated control groups, where a user manager runs."""
     program = shutil.which("systemd-run")
-    if program is None or not os.path.isdir("/run/systemd/system") or "XDG_RUNTIME_DIR" not in os.environ:
+    if program is None or not os.path.isdir("/run/systemd/system") or "XDG_RUNTIME_DIR" not in session:
         return None
     return [program, "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--"]

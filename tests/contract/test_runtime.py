@@ -1,0 +1,213 @@
+"""What every runtime promises: one suite, run over each runtime this machine can have."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.boxes import count_leaves, is_root
+from tidebox.config import load_settings
+from tidebox.embedded import Engine
+from tidebox.errors import ExecFailed, FileOperationFailed, UnknownImage
+from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.limits import MIB, Limits
+from tidebox.runtime.base import Box, BoxSpec, CaptureRule, Command, Exec, Guarantee
+from tidebox.runtime.native.runtime import NativeRuntime
+
+RUNTIMES = ("native",)
+
+
+@pytest.fixture(params=RUNTIMES)
+async def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[NativeRuntime]:
+    engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
+    yield engine.runtime
+    spawner = engine.runtime.spawner_pid()
+    await engine.close()
+    assert engine.runtime.live_boxes() == 0
+    assert count_leaves(spawner) == {"leaves": 0, "populated": 0}
+
+
+@pytest.fixture
+async def box(runtime: NativeRuntime) -> AsyncIterator[Box]:
+    box = await runtime.open(BoxSpec(shared=True))
+    yield box
+    await box.close()
+
+
+async def collect(program: Exec, stdin: bytes | None = b"") -> list[Event]:
+    if stdin is not None:
+        await program.write(stdin)
+        await program.end_input()
+    return [event async for event in program.events()]
+
+
+def output(events: list[Event], stream: str = "stdout") -> bytes:
+    return b"".join(event.data for event in events if isinstance(event, Output) and event.stream == stream)
+
+
+async def run(box: Box, *argv: str, stdin: bytes = b"", **options: object) -> list[Event]:
+    return await collect(await box.exec(Command(argv=argv, **options)), stdin)  # type: ignore[arg-type]
+
+
+async def test_probe_names_every_guarantee(runtime: NativeRuntime) -> None:
+    report = await runtime.probe()
+    assert report.available
+    assert {finding.guarantee for finding in report.findings} == set(Guarantee)
+    assert all(finding.remedy for finding in report.missing)
+    if is_root():
+        assert report.missing == ()
+
+
+async def test_events_come_in_order_and_end_with_exited(box: Box) -> None:
+    events = await run(box, "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert isinstance(events[0], Started)
+    assert output(events) == b"out\n"
+    assert output(events, "stderr") == b"err\n"
+    assert isinstance(events[-1], Exited)
+    assert (events[-1].code, events[-1].signal) == (3, None)
+
+
+async def test_stdin_is_fed_and_ended(box: Box) -> None:
+    data = os.urandom(300_000)
+    assert output(await run(box, "cat", stdin=data)) == data
+
+
+async def test_a_signal_ends_the_program_and_is_reported(box: Box) -> None:
+    program = await box.exec(Command(argv=["sleep", "60"]))
+    await program.signal(signal.SIGTERM)
+    last = (await collect(program, None))[-1]
+    assert isinstance(last, Exited)
+    assert (last.code, last.signal) == (None, signal.SIGTERM)
+
+
+async def test_a_missing_program_fails_by_name(box: Box) -> None:
+    with pytest.raises(ExecFailed, match="/no/such/program"):
+        await run(box, "/no/such/program")
+    assert output(await run(box, "echo", "still here")) == b"still here\n"
+
+
+async def test_environment_and_directory_are_those_asked_for(box: Box) -> None:
+    events = await run(box, "sh", "-c", "pwd; echo $A $HOME", env={"A": "b"}, cwd="/tmp")
+    assert output(events) == b"/tmp\nb /workspace\n"
+
+
+async def test_a_terminal_is_a_terminal(box: Box) -> None:
+    program = await box.exec(Command(argv=["sh", "-c", "stty size; tty"], tty=(40, 120)))
+    assert output(await collect(program, None)).split() == [b"40", b"120", b"/dev/pts/0"]
+
+
+async def test_programs_share_the_box_and_its_files(box: Box) -> None:
+    await run(box, "sh", "-c", "echo kept > /workspace/file")
+    assert output(await run(box, "cat", "file")) == b"kept\n"
+
+
+async def test_a_slow_reader_stalls_only_its_own_program(box: Box) -> None:
+    flood = await box.exec(Command(argv=["sh", "-c", "yes | head -c 50000000"]))
+    await asyncio.sleep(0.2)
+    assert output(await asyncio.wait_for(run(box, "echo", "neighbour"), 10)) == b"neighbour\n"
+    assert len(output(await collect(flood))) == 50_000_000
+
+
+async def test_files_go_in_and_out_byte_exact(box: Box) -> None:
+    data = os.urandom(5 * MIB + 17)
+    assert await box.files.write("/workspace/deep.bin", data, mode=0o600) == len(data)
+    assert b"".join([chunk async for chunk in box.files.read("/workspace/deep.bin")]) == data
+    assert b"".join([chunk async for chunk in box.files.read("/workspace/deep.bin", 10, 20)]) == data[10:30]
+    info = await box.files.stat("/workspace/deep.bin")
+    assert (info.kind, info.size, info.mode & 0o777) == ("file", len(data), 0o600)
+    assert output(await run(box, "stat", "-c", "%u", "deep.bin")) == b"1000\n"
+
+
+async def test_file_operations(box: Box) -> None:
+    await box.files.mkdir("/workspace/a/b")
+    await box.files.write("/workspace/a/b/c", b"1")
+    await box.files.rename("/workspace/a/b/c", "/workspace/a/d")
+    assert sorted(info.path for info in await box.files.list("/workspace/a")) == ["/workspace/a/b", "/workspace/a/d"]
+    await box.files.remove("/workspace/a", recursive=True)
+    with pytest.raises(FileOperationFailed):
+        await box.files.stat("/workspace/a")
+    with pytest.raises(FileOperationFailed):
+        await box.files.write("/usr/new", b"")
+
+
+@pytest.mark.skipif(not is_root(), reason="freezing needs a cgroup, which an ordinary user has only where one is delegated")
+async def test_freeze_stops_and_thaw_goes_on(box: Box) -> None:
+    program = await box.exec(Command(argv=["sh", "-c", "while :; do echo tick; sleep 0.02; done"]))
+    events = program.events()
+    while not isinstance(await anext(events), Output):
+        pass
+    await box.freeze()
+    await asyncio.sleep(0.05)
+    silent = False
+    while not silent:
+        try:
+            await asyncio.wait_for(anext(events), 0.5)
+        except TimeoutError:
+            silent = True
+    await box.thaw()
+    assert isinstance(await asyncio.wait_for(box.exec(Command(argv=["true"])), 5), Exec)
+
+
+async def test_a_frozen_box_can_be_closed(runtime: NativeRuntime) -> None:
+    if not is_root():
+        pytest.skip("freezing needs a cgroup, which an ordinary user has only where one is delegated")
+    box = await runtime.open(BoxSpec())
+    await box.freeze()
+    await asyncio.wait_for(box.close(), 5)
+
+
+async def test_stop_kills_everything_and_keeps_the_workspace(runtime: NativeRuntime) -> None:
+    box = await runtime.open(BoxSpec())
+    await run(box, "sh", "-c", "mkdir out; echo 1 > out/a.txt; ln -s /etc/passwd out/link; mkfifo out/fifo; (sleep 600 &)")
+    await asyncio.wait_for(box.stop(), 5)
+    captured = await box.capture(CaptureRule(("**",)))
+    assert captured.files == {"out/a.txt": b"1\n"}
+    assert captured.skipped == 2
+    await box.close()
+    await box.close()
+
+
+async def test_usage_counts_cpu_memory_and_processes(runtime: NativeRuntime) -> None:
+    if not is_root():
+        pytest.skip("counted by the cgroup, which an ordinary user has only where one is delegated")
+    box = await runtime.open(BoxSpec(limits=Limits(memory=400 * MIB, cpus=2.0)))
+    hog = "import os,time\nx=bytearray(100<<20)\npid=os.fork()\nend=time.process_time()+0.5\nwhile time.process_time()<end: pass\nif pid: os.wait()"
+    await run(box, "python3", "-c", hog)
+    await box.stop()
+    usage = await box.usage()
+    await box.close()
+    assert usage.cpu_seconds is not None
+    assert 1.0 <= usage.cpu_seconds < 2.0
+    assert usage.memory_peak is not None
+    assert 100 * MIB <= usage.memory_peak < 260 * MIB
+    assert usage.pids_peak == 2
+
+
+async def test_an_unknown_image_is_refused(runtime: NativeRuntime) -> None:
+    with pytest.raises(UnknownImage):
+        await runtime.open(BoxSpec(image="no-such-image"))
+
+
+async def test_boxes_see_nothing_of_each_other(runtime: NativeRuntime) -> None:
+    one, other = await asyncio.gather(runtime.open(BoxSpec()), runtime.open(BoxSpec()))
+    await run(one, "sh", "-c", "echo secret > /workspace/s; echo secret > /tmp/s; echo secret > /dev/shm/s")
+    seen = output(await run(other, "sh", "-c", "ls -A /workspace /tmp /dev/shm; ps ax -o comm="))
+    assert b"s\n" not in seen.splitlines(keepends=True)
+    await asyncio.gather(one.close(), other.close())
+
+
+@pytest.mark.parametrize("executable", [True, False])
+async def test_noexec_is_kept(runtime: NativeRuntime, executable: bool) -> None:
+    box = await runtime.open(BoxSpec(executable=executable))
+    script = "for d in /workspace /tmp; do printf '#!/bin/sh\\necho ran' > $d/x; chmod +x $d/x; $d/x; done 2>/dev/null; true"
+    assert output(await run(box, "sh", "-c", script)).split() == ([b"ran", b"ran"] if executable else [])
+    memfd = "import os\nfd=os.memfd_create('x',0)\nos.write(fd,b'#!/bin/sh\\necho memfd')\nos.execve(fd,['x'],{})"
+    ran = output(await run(box, "python3", "-c", memfd))
+    if Path("/proc/sys/vm/memfd_noexec").exists():
+        assert ran == (b"memfd\n" if executable else b"")
+    await box.close()

@@ -340,7 +340,7 @@ NODE = [
     ),
     Case(
         "children",
-        "const c = require('child_process'); if (process.send) console.log('forked', process.execArgv); else { c.fork(__filename).on('exit', (x) => console.log(x)); console.log(c.execFileSync(process.execPath, ['-p', '1+1']) + ''); }",
+        "const c = require('child_process'); if (process.send) console.log('forked', process.execArgv); else c.fork(__filename).on('exit', (x) => console.log(x, c.execFileSync(process.execPath, ['-p', '1+1']) + ''));",
         "node",
     ),
     Case("missing_file", "", "node", how="file", start=("nothing.js",)),

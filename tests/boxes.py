@@ -24,7 +24,6 @@ from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.model.result import Result
 
-
 ROOT = Path(__file__).parent.parent
 
 

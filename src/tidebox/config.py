@@ -24,17 +24,22 @@ class Settings(BaseSettings):
         default=False, description="Open boxes although a guarantee is missing on this machine. Every box says so."
     )
     python: str | None = Field(
-        default=None, description="The interpreter of the host image; by default the system's python3, if it is new enough."
+        default=None,
+        description="The interpreter of the host image; by default the system's python3, if it is new enough.",
     )
     pool_python: int = Field(default=4, ge=0, le=256, description="Parked cells for Python, shell and plain commands.")
     pool_node: int = Field(default=1, ge=0, le=64, description="Parked cells for JavaScript.")
     pool_elixir: int = Field(default=0, ge=0, le=16, description="Parked cells for Elixir; each is a whole BEAM.")
-    pool_max_age_sec: float = Field(default=600.0, gt=0, description="A parked cell older than this is replaced unused.")
+    pool_max_age_sec: float = Field(
+        default=600.0, gt=0, description="A parked cell older than this is replaced unused."
+    )
 
 
 def session_environment() -> dict[str, str]:
     """What of the environment tells where programs and the login session are."""
-    return {name: os.environ[name] for name in ("PATH", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if name in os.environ}
+    return {
+        name: os.environ[name] for name in ("PATH", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if name in os.environ
+    }
 
 
 def load_settings(**overrides: object) -> Settings:

@@ -196,9 +196,11 @@ _background = _Background()
 def run(code: str | bytes | None = None, language: str = "python", **options: Any) -> Result:
     """Run ``code`` in a fresh box and wait for its end.
 
-    Options: ``command`` (a sequence, instead of code), ``env``, ``stdin``, ``files`` (name -> bytes, placed in /workspace), ``artifacts``
-    (patterns of files to bring back), ``image``, and the limits, which are the fields of ``tidebox.model.limits.Limits``: timeout, memory,
-    pids, cpus, output, workspace, ... The first call starts the machinery and a pool of warm cells, which live as long as the process.
+    Options: ``command`` (a sequence, instead of code), ``env``, ``stdin``, ``files`` (name -> bytes, placed in
+    /workspace), ``artifacts`` (patterns of files to bring back), ``image``, and the limits, which are the fields of
+    ``tidebox.model.limits.Limits``: timeout, memory,
+    pids, cpus, output, workspace, ... The first call starts the machinery and a pool of warm cells, which live as
+    long as the process.
     """
     return _background.submit(code, language, **options).result()
 

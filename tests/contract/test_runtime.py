@@ -20,6 +20,17 @@ from tidebox.runtime.base import Box, BoxSpec, CaptureRule, Command, Exec, Guara
 from tidebox.runtime.native.runtime import NativeRuntime
 
 RUNTIMES = ("native",)
+MEMFD_NOEXEC = Path("/proc/sys/vm/memfd_noexec").exists()
+HOG = """
+import os, time
+held = bytearray(100 << 20)
+pid = os.fork()
+end = time.process_time() + 0.5
+while time.process_time() < end:
+    pass
+if pid:
+    os.wait()
+"""
 
 
 @pytest.fixture(params=RUNTIMES)
@@ -135,7 +146,9 @@ async def test_file_operations(box: Box) -> None:
         await box.files.write("/usr/new", b"")
 
 
-@pytest.mark.skipif(not is_root(), reason="freezing needs a cgroup, which an ordinary user has only where one is delegated")
+@pytest.mark.skipif(
+    not is_root(), reason="freezing needs a cgroup, which an ordinary user has only where one is delegated"
+)
 async def test_freeze_stops_and_thaw_goes_on(box: Box) -> None:
     program = await box.exec(Command(argv=["sh", "-c", "while :; do echo tick; sleep 0.02; done"]))
     events = program.events()
@@ -163,7 +176,9 @@ async def test_a_frozen_box_can_be_closed(runtime: NativeRuntime) -> None:
 
 async def test_stop_kills_everything_and_keeps_the_workspace(runtime: NativeRuntime) -> None:
     box = await runtime.open(BoxSpec())
-    await run(box, "sh", "-c", "mkdir out; echo 1 > out/a.txt; ln -s /etc/passwd out/link; mkfifo out/fifo; (sleep 600 &)")
+    await run(
+        box, "sh", "-c", "mkdir out; echo 1 > out/a.txt; ln -s /etc/passwd out/link; mkfifo out/fifo; (sleep 600 &)"
+    )
     await asyncio.wait_for(box.stop(), 5)
     captured = await box.capture(CaptureRule(("**",)))
     assert captured.files == {"out/a.txt": b"1\n"}
@@ -176,8 +191,7 @@ async def test_usage_counts_cpu_memory_and_processes(runtime: NativeRuntime) -> 
     if not is_root():
         pytest.skip("counted by the cgroup, which an ordinary user has only where one is delegated")
     box = await runtime.open(BoxSpec(limits=Limits(memory=400 * MIB, cpus=2.0)))
-    hog = "import os,time\nx=bytearray(100<<20)\npid=os.fork()\nend=time.process_time()+0.5\nwhile time.process_time()<end: pass\nif pid: os.wait()"
-    await run(box, "python3", "-c", hog)
+    await run(box, "python3", "-c", HOG)
     await box.stop()
     usage = await box.usage()
     await box.close()
@@ -204,10 +218,12 @@ async def test_boxes_see_nothing_of_each_other(runtime: NativeRuntime) -> None:
 @pytest.mark.parametrize("executable", [True, False])
 async def test_noexec_is_kept(runtime: NativeRuntime, executable: bool) -> None:
     box = await runtime.open(BoxSpec(executable=executable))
-    script = "for d in /workspace /tmp; do printf '#!/bin/sh\\necho ran' > $d/x; chmod +x $d/x; $d/x; done 2>/dev/null; true"
+    script = (
+        "for d in /workspace /tmp; do printf '#!/bin/sh\\necho ran' > $d/x; chmod +x $d/x; $d/x; done 2>/dev/null; true"
+    )
     assert output(await run(box, "sh", "-c", script)).split() == ([b"ran", b"ran"] if executable else [])
     memfd = "import os\nfd=os.memfd_create('x',0)\nos.write(fd,b'#!/bin/sh\\necho memfd')\nos.execve(fd,['x'],{})"
     ran = output(await run(box, "python3", "-c", memfd))
-    if Path("/proc/sys/vm/memfd_noexec").exists():
+    if MEMFD_NOEXEC:
         assert ran == (b"memfd\n" if executable else b"")
     await box.close()

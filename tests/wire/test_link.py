@@ -15,9 +15,9 @@ import pytest
 
 from tests.wire.agents import agent_link, finish, sh
 from tidebox import errors
+from tidebox.errors import ConnectFailed
 from tidebox.model.events import Exited, Output, Started, StdinRefused
 from tidebox.runtime.link import Link
-from tidebox.runtime.link.tcp import ConnectFailed
 from tidebox.wire import bulk
 from tidebox.wire.connection import AgentConnection
 from tidebox.wire.fields import Message

@@ -60,7 +60,8 @@ class Result:
 def conclude(*, exit_code: int | None, signal: int | None, oom_kills: int) -> Outcome:
     """The outcome of a program that was not stopped from outside.
 
-    The cgroup counts OOM kills for the whole box: a program that lost a child to it and still ended with 0 coped, and is not called ``oom``.
+    The cgroup counts OOM kills for the whole box: a program that lost a child to it and still ended with 0 coped,
+    and is not called ``oom``.
     """
     if oom_kills and exit_code != 0:
         return Outcome.OOM

@@ -1,6 +1,7 @@
 """The contract every runtime keeps: a Runtime opens Boxes, a Box runs Execs.
 
-Life of a box: ``open`` -> any number of ``exec`` -> ``stop`` (every process dead, workspace kept) -> ``usage`` and ``capture`` -> ``close``
+Life of a box: ``open`` -> any number of ``exec`` -> ``stop`` (every process dead, workspace kept) -> ``usage`` and
+``capture`` -> ``close``
 (nothing of it exists any more). ``stop`` and ``close`` may be called at any time and more than once.
 """
 
@@ -69,7 +70,7 @@ class BoxSpec:
     """What kind of box to open."""
 
     image: str = "host"
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     executable: bool = True
     """Whether files in /workspace and /tmp may be executed."""
     shared: bool = False

@@ -1,6 +1,7 @@
 """Copy files out of a dead box's workspace through its directory descriptor.
 
-Every name, type and link in there is hostile: nothing is opened but by name relative to an already opened directory, without following links,
+Every name, type and link in there is hostile: nothing is opened but by name relative to an already opened directory,
+without following links,
 without blocking, and only regular files are read. All processes of the box are dead, so nothing changes under us.
 """
 
@@ -41,7 +42,8 @@ def capture(workspace: int, rule: CaptureRule) -> Captured:
 class Glob:
     """A pattern relative to /workspace: ``*``, ``?`` and ``[...]`` stay within a name, ``**`` spans directories.
 
-    Patterns and names both come from strangers, so matching is bounded by the product of their lengths, unlike that of a regular expression.
+    Patterns and names both come from strangers, so matching is bounded by the product of their lengths, unlike that
+    of a regular expression.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -53,7 +55,7 @@ class Glob:
         names = path.split("/")
         if self._parts[-1] == "**" and len(self._parts) > 1:
             # "dir/**" is what lies below dir, not dir itself.
-            return _wild(self._parts[:-1] + [_ANYTHING, "**"], names, _is_deep, _part_matches)
+            return _wild([*self._parts[:-1], _ANYTHING, "**"], names, _is_deep, _part_matches)
         return _wild(self._parts, names, _is_deep, _part_matches)
 
 
@@ -99,7 +101,7 @@ def _token_matches(token: str, character: str) -> bool:
     while body:
         low, high = (body[0], body[2]) if len(body) > 2 and body[1] == "-" else (body[0], body[0])
         found = found or low <= character <= high
-        body = body[3:] if high is not low or len(body) > 2 and body[1] == "-" else body[1:]
+        body = body[3:] if high is not low or (len(body) > 2 and body[1] == "-") else body[1:]
     return found != negated
 
 

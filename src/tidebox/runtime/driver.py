@@ -1,4 +1,4 @@
-"""One execution from its order to its end: a cell is taken, given the program, watched, stopped, measured and thrown away."""
+"""One execution: a cell is taken, given the program, watched, stopped, measured and thrown away."""
 
 from __future__ import annotations
 
@@ -103,13 +103,15 @@ class Driver:
 
 
 def _complete(usage: Usage, exited: Exited | None) -> Usage:
-    """Where no cgroup counts, what the agent learned when it reaped the program: that and the children it waited for."""
+    """Where no cgroup counts: what the agent learned when it reaped the program."""
     counted = exited.usage if exited is not None else None
     if counted is None or usage.cpu_seconds is not None:
         return usage
     cpu = counted.get("cpu_us")
     return replace(
-        usage, cpu_seconds=None if cpu is None else cpu / 1e6, memory_peak=usage.memory_peak or counted.get("max_rss_bytes")
+        usage,
+        cpu_seconds=None if cpu is None else cpu / 1e6,
+        memory_peak=usage.memory_peak or counted.get("max_rss_bytes"),
     )
 
 

@@ -1,8 +1,9 @@
 """Cells: single-use boxes whose interpreter is started and parked; and the pool that keeps some ready.
 
-A cell serves one program. An empty pool is no error: the same cell is then made on the spot. The pool refills one cell at a time in
-the background, so that running work is never starved by cells that may not be needed, replaces cells that died or grew old, and
-never hands one out twice.
+A cell serves one program. An empty pool is no error: the same cell is then made on the spot. The pool refills one
+cell at a time in
+the background, so that running work is never starved by cells that may not be needed, replaces cells that died or
+grew old, and never hands one out twice.
 """
 
 from __future__ import annotations
@@ -74,9 +75,7 @@ class Cell:
 class Pool:
     """Keeps cells ready for the keys it was told to keep."""
 
-    def __init__(
-        self, runtime: Runtime, *, sizes: Mapping[CellKey, int], limits: Limits, max_age: float
-    ) -> None:
+    def __init__(self, runtime: Runtime, *, sizes: Mapping[CellKey, int], limits: Limits, max_age: float) -> None:
         self._runtime = runtime
         self._sizes = dict(sizes)
         self._limits = limits

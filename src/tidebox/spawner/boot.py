@@ -1,6 +1,7 @@
 """The spawner's first lines: run as a script by the interpreter that boxes will show.
 
-Nothing is imported before the interpreter's pristine state has been noted: a warm Python cell must look as if it had just been started.
+Nothing is imported before the interpreter's pristine state has been noted: a warm Python cell must look as if it had
+just been started.
 """
 
 import sys

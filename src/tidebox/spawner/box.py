@@ -1,4 +1,4 @@
-"""From a fresh clone to pid 1 of a box: attach to the cgroup, execute the plan, give up every power, become the agent."""
+"""From a fresh clone to pid 1 of a box: join the cgroup, execute the plan, give up every power, become the agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidebox.spawner.leaves import Leaves
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from typing import Any, NoReturn, Optional
+    from typing import Any, NoReturn
 
 USER_UID = 1000
 
@@ -41,7 +41,7 @@ class BoxOrder:
         return self.descriptors[1 : len(self.descriptors) - self.leaf_count] if self.cgroup_version == 1 else []
 
     @property
-    def cgroup_directory(self) -> Optional[int]:
+    def cgroup_directory(self) -> int | None:
         """The v2 leaf to be cloned into."""
         return self.descriptors[1] if self.cgroup_version == 2 else None
 
@@ -65,7 +65,7 @@ def run_box(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
         os._exit(status)
 
 
-def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> Optional[Setup]:
+def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> Setup | None:
     for descriptor in order.attach:
         try:
             os.write(descriptor, b"0")

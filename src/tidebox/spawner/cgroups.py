@@ -1,10 +1,10 @@
 """Control groups of the boxes: memory (swap off), pids and cpu, on cgroup v1 and v2.
 
-Every spawner owns one directory ``tidebox-<pid>-<start time>`` per hierarchy; a box is a leaf below it. The name tells the next spawner
-whether the owner is still alive, so that what a killed one left behind can be removed.
+Every spawner owns one directory ``tidebox-<pid>-<start time>`` per hierarchy; a box is a leaf below it. The name
+tells the next spawner whether the owner is still alive, so that what a killed one left behind can be removed.
 
-As root the directory stands at the top of the hierarchy. Without root only a delegated v2 subtree can be used: the spawner's own cgroup,
-when nothing but the spawner lives in it (``systemd-run --user --scope -p Delegate=yes``).
+As root the directory stands at the top of the hierarchy. Without root only a delegated v2 subtree can be used: the
+spawner's own cgroup, when nothing but the spawner lives in it (``systemd-run --user --scope -p Delegate=yes``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional
+    pass
 
 PREFIX = "tidebox-"
 NEEDED = ("memory", "pids", "cpu")
@@ -40,11 +40,11 @@ def _write(path: str, value: object) -> None:
         os.close(fd)
 
 
-def start_time(pid: int) -> Optional[str]:
+def start_time(pid: int) -> str | None:
     """When process ``pid`` started (clock ticks since boot), or None if there is none."""
     try:
         # The command name may hold spaces and parentheses: count the fields from the last one.
-        return _read("/proc/%d/stat" % pid).rpartition(")")[2].split()[19]
+        return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return None
 
@@ -54,7 +54,7 @@ def _owner_is_alive(name: str) -> bool:
     return pid.isdigit() and start_time(int(pid)) == started
 
 
-def _mounts() -> tuple[dict[str, str], Optional[str]]:
+def _mounts() -> tuple[dict[str, str], str | None]:
     """Mount point of each v1 controller, and of the v2 hierarchy."""
     controllers: dict[str, str] = {}
     unified = None
@@ -112,7 +112,7 @@ class Cgroups:
     roots: dict[str, str]
 
     def __init__(self) -> None:
-        self.name = "%s%d-%s" % (PREFIX, os.getpid(), start_time(os.getpid()))
+        self.name = f"{PREFIX}{os.getpid()}-{start_time(os.getpid())}"
 
     def _bases(self) -> list[str]:
         return sorted({root + "/" + self.name for root in self.roots.values()})
@@ -132,7 +132,7 @@ class Cgroups:
         """A new leaf without limits; ``Leaf.limit`` sets them."""
         raise NotImplementedError
 
-    def adopt_template(self, pid: int, uid: Optional[int]) -> None:
+    def adopt_template(self, pid: int, uid: int | None) -> None:
         """Let a template (living under host ``uid``, None for the spawner's own) put its clones into the leaves."""
 
     def close(self) -> bool:
@@ -146,7 +146,7 @@ class Leaf:
     paths: dict[str, str]
     _inner = ""
 
-    def limit(self, memory: Optional[int], pids: Optional[int], quota_us: Optional[int], shares: Optional[int]) -> None:
+    def limit(self, memory: int | None, pids: int | None, quota_us: int | None, shares: int | None) -> None:
         """Set the limits that are given; ``quota_us`` of cpu time in every 100 ms."""
         raise NotImplementedError
 
@@ -159,11 +159,11 @@ class Leaf:
         raise NotImplementedError
 
     def files(self) -> dict[str, str]:
-        """Where usage is read: cpu, memory peak, oom, peak and present number of pids; absent where the kernel has none."""
+        """Where usage is read; a counter this kernel does not have is absent."""
         raise NotImplementedError
 
     def delegate(self, uid: int) -> list[int]:
-        """Give the directories to the box's agent for a leaf per exec, and the agent a leaf of its own; descriptors of them."""
+        """Give the directories to the box's agent, for a leaf per exec beside its own; descriptors of them."""
         raise NotImplementedError
 
     def remove(self) -> bool:
@@ -183,7 +183,7 @@ class CgroupsV1(Cgroups):
             os.mkdir(base)
 
     def make(self, box: str) -> LeafV1:
-        paths = {name: "%s/%s/%s" % (root, self.name, box) for name, root in self.roots.items()}
+        paths = {name: f"{root}/{self.name}/{box}" for name, root in self.roots.items()}
         for path in sorted(set(paths.values())):
             os.mkdir(path)
         return LeafV1(paths)
@@ -195,7 +195,7 @@ class LeafV1(Leaf):
     def __init__(self, paths: dict[str, str]) -> None:
         self.paths = paths
 
-    def limit(self, memory: Optional[int], pids: Optional[int], quota_us: Optional[int], shares: Optional[int]) -> None:
+    def limit(self, memory: int | None, pids: int | None, quota_us: int | None, shares: int | None) -> None:
         if memory is not None:
             self._limit_memory(memory)
         if pids is not None:
@@ -263,10 +263,11 @@ class CgroupsV2(Cgroups):
         base = self._bases()[0]
         os.mkdir(base)
         self._enable(base)
-        # The templates clone straight into the leaves: they and the leaves need a common ancestor that the templates may write.
+        # The templates clone straight into the leaves: they and the leaves need a common ancestor that the templates
+        # may write.
         self.nursery = base + "/spawner"
         os.mkdir(self.nursery)
-        self._owner: Optional[int] = None
+        self._owner: int | None = None
 
     def _sweep_roots(self) -> set[str]:
         # A delegated scope dies with its spawner: only what stands at the top can be left over.
@@ -274,10 +275,10 @@ class CgroupsV2(Cgroups):
 
     @staticmethod
     def _leave(own: str) -> None:
-        """A cgroup with processes of its own cannot hand controllers down: move this one, the only one, out of the way."""
+        """A cgroup with processes of its own cannot hand controllers down: move this one out of the way."""
         others = [pid for pid in _read(own + "/cgroup.procs").split() if int(pid) != os.getpid()]
         if others:
-            raise CgroupError("the spawner's cgroup %s is shared with other processes" % own)
+            raise CgroupError(f"the spawner's cgroup {own} is shared with other processes")
         os.mkdir(own + "/spawner")
         _write(own + "/spawner/cgroup.procs", os.getpid())
 
@@ -286,13 +287,13 @@ class CgroupsV2(Cgroups):
         have = _read(path + "/cgroup.controllers").split()
         missing = [name for name in NEEDED if name not in have]
         if missing:
-            raise CgroupError("cgroup v2 at %s has no %s controller" % (path, ", ".join(missing)))
+            raise CgroupError("cgroup v2 at {} has no {} controller".format(path, ", ".join(missing)))
         enabled = _read(path + "/cgroup.subtree_control").split()
         wanted = [name for name in NEEDED if name not in enabled]
         if wanted:
             _write(path + "/cgroup.subtree_control", " ".join("+" + name for name in wanted))
 
-    def adopt_template(self, pid: int, uid: Optional[int]) -> None:
+    def adopt_template(self, pid: int, uid: int | None) -> None:
         # Cloning into a cgroup asks for write access to it and to the nearest ancestor it shares with the template.
         _write(self.nursery + "/cgroup.procs", pid)
         if uid is not None:
@@ -314,7 +315,7 @@ class LeafV2(Leaf):
         self.path = path
         self.paths = {"unified": path}
 
-    def limit(self, memory: Optional[int], pids: Optional[int], quota_us: Optional[int], shares: Optional[int]) -> None:
+    def limit(self, memory: int | None, pids: int | None, quota_us: int | None, shares: int | None) -> None:
         if memory is not None:
             if os.path.exists(self.path + "/memory.swap.max"):
                 _write(self.path + "/memory.swap.max", 0)
@@ -322,7 +323,7 @@ class LeafV2(Leaf):
         if pids is not None:
             _write(self.path + "/pids.max", pids)
         if quota_us is not None:
-            _write(self.path + "/cpu.max", "%d %d" % (quota_us, _PERIOD_US))
+            _write(self.path + "/cpu.max", f"{quota_us} {_PERIOD_US}")
         if shares is not None:
             # The conversion systemd and the container engines use: 2..262144 shares to 1..10000 weight.
             _write(self.path + "/cpu.weight", 1 + (shares - 2) * 9999 // 262142)
@@ -364,4 +365,4 @@ def find() -> Cgroups:
             raise CgroupError("no cgroup file system is mounted")
         return CgroupsV2(unified)
     except OSError as error:
-        raise CgroupError("cgroup: %s: %s" % (error.filename, error.strerror)) from error
+        raise CgroupError(f"cgroup: {error.filename}: {error.strerror}") from error

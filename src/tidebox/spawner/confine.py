@@ -15,7 +15,7 @@ _FILTER = seccomp.build_filter(os.uname().machine)
 
 
 def restrict_init(two_ids: bool) -> None:
-    """Leave init only the capabilities it needs (none where user code has its uid), undumpable, without a way to new privileges."""
+    """Leave init only the capabilities it needs: none where user code has its uid."""
     keep = INIT_CAPABILITIES if two_ids else ()
     sys_.drop_bounding_set(keep)
     sys_.set_capabilities(keep)

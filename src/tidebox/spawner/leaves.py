@@ -1,7 +1,7 @@
 """A cgroup leaf per exec in a long-lived box, beside the agent's own, so that kill, usage and OOM are per exec.
 
-The agent owns these directories (the spawner delegated them) and reaches them only through descriptors: the box has no cgroup file system.
-On v1 there is one directory per controller hierarchy, on v2 one.
+The agent owns these directories (the spawner delegated them) and reaches them only through descriptors: the box has
+no cgroup file system. On v1 there is one directory per controller hierarchy, on v2 one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional
+    pass
 
 AGENT_LEAF = "agent"
 
 
-def _read(directory: int, path: str) -> Optional[str]:
+def _read(directory: int, path: str) -> str | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
@@ -49,26 +49,26 @@ class Leaves:
         number = self._next
         self._next += 1
         for directory in self._directories:
-            os.mkdir("e%d" % number, dir_fd=directory)
+            os.mkdir(f"e{number}", dir_fd=directory)
         return number
 
     def attach(self, number: int) -> None:
         """Move the calling process into the leaf."""
         name = "tasks" if self._version == 1 else "cgroup.procs"
         for directory in self._directories:
-            _write(directory, "e%d/%s" % (number, name), b"0")
+            _write(directory, f"e{number}/{name}", b"0")
 
     def kill(self, number: int) -> None:
         """SIGKILL to everything in the leaf, whatever session or process group it hides in."""
         if self._version == 2:
             try:
-                _write(self._directories[0], "e%d/cgroup.kill" % number, b"1")
+                _write(self._directories[0], f"e{number}/cgroup.kill", b"1")
                 return
             except FileNotFoundError:
                 pass  # before Linux 5.14
         # A fork bomb outruns one pass; each pass can only leave what was born during it.
         for _ in range(100):
-            pids = (_read(self._directories[0], "e%d/cgroup.procs" % number) or "").split()
+            pids = (_read(self._directories[0], f"e{number}/cgroup.procs") or "").split()
             if not pids:
                 return
             for pid in pids:
@@ -79,11 +79,11 @@ class Leaves:
 
     def usage(self, number: int) -> dict[str, int]:
         """What the leaf has used: cpu_us, memory_peak_bytes, pids_peak, oom_kills, as far as the kernel counts it."""
-        found: dict[str, int] = {}
-        for directory in self._directories:
-            for name, value in _counters(directory, "e%d/" % number):
-                found[name] = value
-        return found
+        return {
+            name: value
+            for directory in self._directories
+            for name, value in _counters(directory, f"e{number}/")
+        }
 
     def remove(self, number: int) -> None:
         """Remove the leaf as soon as its last process is gone."""
@@ -95,7 +95,7 @@ class Leaves:
             try:
                 for directory in self._directories:
                     try:
-                        os.rmdir("e%d" % number, dir_fd=directory)
+                        os.rmdir(f"e{number}", dir_fd=directory)
                     except FileNotFoundError:
                         continue
             except OSError:

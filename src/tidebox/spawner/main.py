@@ -1,7 +1,7 @@
 """The spawner: a small, clean, single-threaded program that owns the boxes of one server.
 
-It holds the machine's side of a box (control groups, templates) and answers requests on one socket. When the server's end closes it ends
-every template, and with it every box, removes its control groups and exits.
+It holds the machine's side of a box (control groups, templates) and answers requests on one socket. When the
+server's end closes it ends every template, and with it every box, removes its control groups and exits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidebox.spawner.steps import StepFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional
+    from typing import Any, Callable
 
 # Far above any range that adduser, systemd or the container tools hand out, below 2^31 for old tools.
 _FIRST_UID_BLOCK = 0x60000000
@@ -25,8 +25,8 @@ _RETRY_SECONDS = 0.005
 
 
 class _Box:
-    def __init__(self, request: int, leaf: Optional[cgroups.Leaf], template_name: str) -> None:
-        self.request: Optional[int] = request
+    def __init__(self, request: int, leaf: cgroups.Leaf | None, template_name: str) -> None:
+        self.request: int | None = request
         self.leaf = leaf
         self.template_name = template_name
         self.descriptors: dict[str, int] = {}
@@ -50,16 +50,16 @@ class Spawner:
         self._spares: list[cgroups.Leaf] = []
         self._leaf_number = 0
         self._box_number = 0
-        self._closing: list[tuple[cgroups.Leaf, Optional[int]]] = []
+        self._closing: list[tuple[cgroups.Leaf, int | None]] = []
         self._uid_base = _FIRST_UID_BLOCK + os.getpid() % _UID_BLOCKS * template.UID_BLOCK if os.getuid() == 0 else None
-        self._cgroups: Optional[cgroups.Cgroups] = None
-        self._cgroup_problem: Optional[str] = None
+        self._cgroups: cgroups.Cgroups | None = None
+        self._cgroup_problem: str | None = None
         try:
             self._cgroups = cgroups.find()
             self._cgroups.sweep()
         except cgroups.CgroupError as error:
             self._cgroup_problem = str(error)
-        self._operations: dict[str, Callable[[dict[str, Any], list[int]], Optional[dict[str, Any]]]] = {
+        self._operations: dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any] | None]] = {
             "facts": self._facts,
             "template": self._template,
             "open": self._open,
@@ -101,7 +101,7 @@ class Spawner:
     def _new_leaf(self) -> cgroups.Leaf:
         assert self._cgroups is not None
         self._leaf_number += 1
-        return self._cgroups.make("b%d" % self._leaf_number)
+        return self._cgroups.make(f"b{self._leaf_number}")
 
     def _from_server(self) -> bool:
         received = channel.receive(self._sock)
@@ -114,7 +114,7 @@ class Spawner:
         except StepFailed as error:
             answer = {"failed": error.step, "errno": error.errno, "text": os.strerror(error.errno)}
         except OSError as error:
-            step = "%s %s" % (message["op"], error.filename or "")
+            step = "{} {}".format(message["op"], error.filename or "")
             answer = {"failed": step.strip(), "errno": error.errno or 0, "text": error.strerror or str(error)}
         finally:
             for descriptor in descriptors:
@@ -143,7 +143,7 @@ class Spawner:
             self._epoll.register(made.sock.fileno(), select.EPOLLIN)
         return {}
 
-    def _open(self, message: dict[str, Any], descriptors: list[int]) -> Optional[dict[str, Any]]:
+    def _open(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
         name = message["template"]
         if name not in self._templates:
             return {"failed": "template", "errno": 0, "text": "it died"}
@@ -234,7 +234,7 @@ class Spawner:
         leaf.freeze(message["frozen"])
         return {}
 
-    def _close(self, message: dict[str, Any], descriptors: list[int]) -> Optional[dict[str, Any]]:
+    def _close(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
         box = self._boxes.pop(message["box"], None)
         if box is None or box.leaf is None:
             return {}

@@ -1,7 +1,7 @@
 """The steps a plan is made of, and the executor that fails closed naming the step.
 
-A plan is an ordered list ``[name, argument, ...]`` made elsewhere by pure code. Nothing here decides; an unknown or failing step
-ends the set-up with ``StepFailed`` and the half-made process exits.
+A plan is an ordered list ``[name, argument, ...]`` made elsewhere by pure code. Nothing here decides; an unknown or
+failing step ends the set-up with ``StepFailed`` and the half-made process exits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StepFailed(Exception):
     """A set-up step failed; ``step`` names it."""
 
     def __init__(self, step: str, error: OSError) -> None:
-        super().__init__("%s: %s" % (step, error.strerror))
+        super().__init__(f"{step}: {error.strerror}")
         self.step = step
         self.errno = error.errno or 0
 

@@ -1,7 +1,7 @@
 """The few system calls Python has no name for, each raising OSError on failure.
 
-Called through ``PyDLL`` so that the interpreter lock is kept: the spawner is single-threaded, and releasing the lock around a
-``clone3`` would let the child come back without it.
+Called through ``PyDLL`` so that the interpreter lock is kept: the spawner is single-threaded, and releasing the lock
+around a ``clone3`` would let the child come back without it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional
+    pass
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -110,7 +110,7 @@ _after_fork_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
 _before_fork.restype = _after_fork_child.restype = _after_fork_parent.restype = None
 
 
-def clone(flags: int, cgroup: Optional[int] = None) -> tuple[int, int]:
+def clone(flags: int, cgroup: int | None = None) -> tuple[int, int]:
     """Fork with ``flags`` (and into the v2 ``cgroup`` directory); (0, -1) in the child, (pid, pidfd) in the parent."""
     pidfd = ctypes.c_int(-1)
     args = _CloneArgs(flags=flags | CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=_SIGCHLD)
@@ -139,11 +139,11 @@ def enter_namespace(descriptor: int, kind: int) -> None:
     _check(_setns(descriptor, kind), "setns")
 
 
-def _text(value: Optional[str]) -> Optional[bytes]:
+def _text(value: str | None) -> bytes | None:
     return None if value is None else os.fsencode(value)
 
 
-def mount(source: Optional[str], target: str, kind: Optional[str], flags: int, data: Optional[str] = None) -> None:
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     """mount(2)."""
     _check(_mount(_text(source), _text(target), _text(kind), ctypes.c_ulong(flags), _text(data)), target)
 

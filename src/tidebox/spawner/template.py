@@ -1,6 +1,7 @@
 """A template: one warm process per image from which boxes are cloned.
 
-It stands in namespaces of its own on the image's prepared read-only root, so that a box adds only what is its own. It has no power on the machine:
+It stands in namespaces of its own on the image's prepared read-only root, so that a box adds only what is its own.
+It has no power on the machine:
 as root it lives in a user namespace over a block of unused uids, without root in one over the caller's uid.
 """
 
@@ -18,7 +19,7 @@ from tidebox.spawner.box import BoxOrder, run_box
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn, Optional
+    from typing import Any, NoReturn
 
 _OUTER = sys_.CLONE_NEWNS | sys_.CLONE_NEWPID | sys_.CLONE_NEWNET | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
 _INNER = sys_.CLONE_NEWUSER | sys_.CLONE_NEWNS | sys_.CLONE_NEWPID | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
@@ -57,14 +58,14 @@ def _map_ids(pid: int, uid_map: str, gid_map: str, deny_setgroups: bool) -> None
     if deny_setgroups:
         names.insert(0, ("setgroups", "deny"))
     for name, value in names:
-        fd = os.open("/proc/%d/%s" % (pid, name), os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, value.encode())
         finally:
             os.close(fd)
 
 
-def start(plan: list[list[Any]], uid_base: Optional[int]) -> Template:
+def start(plan: list[list[Any]], uid_base: int | None) -> Template:
     """Fork a template that executes ``plan``; ``uid_base`` is the first uid of its block, None without root."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     flags = _OUTER if uid_base is not None else _OUTER | sys_.CLONE_NEWUSER
@@ -82,7 +83,7 @@ def start(plan: list[list[Any]], uid_base: Optional[int]) -> Template:
     return template
 
 
-def _introduce(template: Template, uid_base: Optional[int]) -> None:
+def _introduce(template: Template, uid_base: int | None) -> None:
     """Map the new user namespace's ids when the template asks, then wait until it is ready."""
     while True:
         received = channel.receive(template.sock)
@@ -95,16 +96,16 @@ def _introduce(template: Template, uid_base: Optional[int]) -> None:
             return
         try:
             if uid_base is not None:
-                block = "0 %d %d\n" % (uid_base, UID_BLOCK)
+                block = f"0 {uid_base} {UID_BLOCK}\n"
                 _map_ids(template.pid, block, block, deny_setgroups=False)
             else:
-                _map_ids(template.pid, "0 %d 1\n" % os.getuid(), "0 %d 1\n" % os.getgid(), deny_setgroups=True)
+                _map_ids(template.pid, f"0 {os.getuid()} 1\n", f"0 {os.getgid()} 1\n", deny_setgroups=True)
         except OSError as error:
             raise steps.StepFailed("map user ids", error) from error
         channel.send(template.sock, {})
 
 
-def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: Optional[int]) -> NoReturn:
+def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) -> NoReturn:
     status = 1
     try:
         _build(sock, plan, uid_base)
@@ -119,7 +120,7 @@ def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: Optional[int]) 
         os._exit(status)
 
 
-def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: Optional[int]) -> None:
+def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) -> None:
     keep = sock.fileno()
     os.closerange(3, keep)
     os.closerange(keep + 1, 65536)
@@ -127,7 +128,8 @@ def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: Optional[int])
         _become_mapped_root(sock)
     steps.execute(plan)
     if uid_base is not None:
-        # Entered only now: as a user without rights on the machine it could not have reached every directory of the plan.
+        # Entered only now: as a user without rights on the machine it could not have reached every directory of the
+        # plan.
         try:
             sys_.unshare(sys_.CLONE_NEWUSER)
         except OSError as error:
@@ -164,7 +166,8 @@ def _serve(sock: _socket.socket, two_ids: bool) -> None:
         for fd, _ in events:
             if fd != sock.fileno():
                 os.waitid(os.P_PIDFD, fd, os.WEXITED)
-                # Closing is not enough: a clone may still hold a copy, and epoll would go on reporting a number that means another file by then.
+                # Closing is not enough: a clone may still hold a copy, and epoll would go on reporting a number that
+                # means another file by then.
                 epoll.unregister(fd)
                 os.close(fd)
                 continue
@@ -187,7 +190,7 @@ def _new_network() -> int:
     return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _clone_box(sock: _socket.socket, order: BoxOrder, network: int, two_ids: bool) -> Optional[int]:
+def _clone_box(sock: _socket.socket, order: BoxOrder, network: int, two_ids: bool) -> int | None:
     gate_read, gate_write = os.pipe()
     try:
         # The clone inherits the network this process stands in.
@@ -197,9 +200,9 @@ def _clone_box(sock: _socket.socket, order: BoxOrder, network: int, two_ids: boo
             run_box(sock, order, gate_read, two_ids)
         if two_ids:
             agent = agent_id(order.number)
-            ids = "%d %d 1\n%d %d 1\n" % (_AGENT_UID, agent, USER_UID, agent + 1)
+            ids = f"{_AGENT_UID} {agent} 1\n{USER_UID} {agent + 1} 1\n"
         else:
-            ids = "%d 0 1\n" % USER_UID
+            ids = f"{USER_UID} 0 1\n"
         _map_ids(pid, ids, ids, deny_setgroups=not two_ids)
         os.write(gate_write, b"+")
         channel.send(sock, {"box": order.box, "cloned": pid}, (pidfd,))

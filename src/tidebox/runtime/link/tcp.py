@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidebox.errors import AgentProtocolError, TideboxError
+from tidebox.errors import AgentProtocolError, ConnectFailed
 from tidebox.runtime.link.flows import BulkSession
 from tidebox.wire import bulk
 from tidebox.wire.bulk import BulkAccepted, BulkFinish, BulkRecord
@@ -21,14 +21,6 @@ from tidebox.wire.messages import (
 
 if TYPE_CHECKING:
     from tidebox.runtime.link.link import Link
-
-
-class ConnectFailed(TideboxError):
-    """The connection could not be made, or broke; the message is the agent's."""
-
-    code = "connect_failed"
-    retryable = True
-    http_status = 502
 
 
 class TcpStream(BulkSession):

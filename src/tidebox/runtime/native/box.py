@@ -24,7 +24,15 @@ class NativeBox(Box):
     """One box of the native runtime."""
 
     def __init__(
-        self, id: str, image_digest: str, spawner: Spawner, link: Link, pidfd: int, workspace: int, meter: Meter, limits: Limits
+        self,
+        id: str,
+        image_digest: str,
+        spawner: Spawner,
+        link: Link,
+        pidfd: int,
+        workspace: int,
+        meter: Meter,
+        limits: Limits,
     ) -> None:
         self.id = id
         self.image_digest = image_digest

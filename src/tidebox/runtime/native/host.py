@@ -68,11 +68,19 @@ def gather(interpreters: Interpreters) -> HostFacts:
     """Everything a plan needs to know of this machine."""
     directories = _existing(SYSTEM_DIRECTORIES)
     etc = _existing(tuple("/etc/" + name for name in ETC_ENTRIES))
-    copied = {path for path, link in etc if link is None and os.path.isfile(path) and os.path.getsize(path) <= COPIED_FILE_BYTES}
+    copied = {
+        path
+        for path, link in etc
+        if link is None and os.path.isfile(path) and os.path.getsize(path) <= COPIED_FILE_BYTES
+    }
     visible = tuple(path for path, link in directories if link is None)
     links = {"python": interpreters.python, "python3": interpreters.python}
     prefixes = []
-    for name, program in (("python", interpreters.python), ("node", interpreters.node), ("elixir", interpreters.elixir)):
+    for name, program in (
+        ("python", interpreters.python),
+        ("node", interpreters.node),
+        ("elixir", interpreters.elixir),
+    ):
         if program is None or contains(visible, program):
             continue
         prefixes.append(_prefix_of(program))

@@ -1,7 +1,7 @@
 """What a native box is made of, as data: pure functions from a specification to an ordered list of set-up steps.
 
-A template plan builds an image's read-only root once; a box plan adds what is a box's own. The spawner executes both and fails closed,
-naming the step.
+A template plan builds an image's read-only root once; a box plan adds what is a box's own. The spawner executes both
+and fails closed, naming the step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ WORKSPACE = "/workspace"
 USER_ID = 1000
 HOSTNAME = "tidebox"
 
-# Of the machine's own /etc a box sees only what programs need to start; never accounts, keys or the network's configuration.
+# Of the machine's own /etc a box sees only what programs need to start; never accounts, keys or the network's
+# configuration.
 ETC_ENTRIES = (
     "alternatives",
     "ca-certificates",
@@ -40,15 +41,33 @@ ETC_ENTRIES = (
 SYSTEM_DIRECTORIES = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
-_PASSWD = b"root:x:0:0:root:/:/usr/sbin/nologin\nuser:x:1000:1000:user:/workspace:/bin/sh\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
+_PASSWD = b"""root:x:0:0:root:/:/usr/sbin/nologin
+user:x:1000:1000:user:/workspace:/bin/sh
+nobody:x:65534:65534:nobody:/:/usr/sbin/nologin
+"""
 _GROUP = b"root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n"
 _HOSTS = b"127.0.0.1 localhost tidebox\n::1 localhost\n"
 _NSSWITCH = b"passwd: files\ngroup: files\nhosts: files\n"
 
-# Parts of /proc that describe the machine or its kernel rather than the box. What only the machine's root may read needs no mask: nobody
-# in a box is that root.
-MASKED_FILES = ("cmdline", "diskstats", "interrupts", "iomem", "ioports", "kallsyms", "kcore", "key-users", "keys", "modules",
-                "partitions", "sched_debug", "swaps", "sysrq-trigger", "timer_list")  # fmt: skip
+# Parts of /proc that describe the machine or its kernel rather than the box. What only the machine's root may read
+# needs no mask: nobody in a box is that root.
+MASKED_FILES = (
+    "cmdline",
+    "diskstats",
+    "interrupts",
+    "iomem",
+    "ioports",
+    "kallsyms",
+    "kcore",
+    "key-users",
+    "keys",
+    "modules",
+    "partitions",
+    "sched_debug",
+    "swaps",
+    "sysrq-trigger",
+    "timer_list",
+)
 MASKED_DIRECTORIES = ("acpi", "asound", "bus", "driver", "fs", "irq", "scsi")
 
 
@@ -87,13 +106,17 @@ def template_plan(facts: HostFacts, rootfs: str | None, executable: bool) -> Pla
     plan: Plan = [["private"], ["stage"]]
     plan += _host_root(facts) if rootfs is None else [["root_bind", rootfs]]
     plan += _devices()
-    plan += [["tmpfs", "/new/.tidebox", ["nosuid", "nodev"], "mode=0755,size=1m"], ["mkdir", "/new/.tidebox/empty", 0o555]]
+    plan += [
+        ["tmpfs", "/new/.tidebox", ["nosuid", "nodev"], "mode=0755,size=1m"],
+        ["mkdir", "/new/.tidebox/empty", 0o555],
+    ]
     plan += [["file", f"/new/.tidebox/{name}", content] for name, content in facts.launchers]
     plan += [["restrict", "/new/.tidebox", ["ro"]]]
     # A proc mount may be made in a box only while a whole one is in sight; the box's own covers it.
     plan += [["proc", "/new/proc", ""], ["enter"]]
     if not executable and facts.memfd_noexec:
-        # A box's files that cannot be executed could still be through a memfd. Pid namespaces made below this one inherit it.
+        # A box's files that cannot be executed could still be through a memfd. Pid namespaces made below this one
+        # inherit it.
         plan += [["write", "/proc/sys/vm/memfd_noexec", "2"]]
     if rootfs is None:
         plan += [["read_only_root"]]
@@ -145,9 +168,19 @@ def box_plan(facts: HostFacts, shape: BoxShape) -> tuple[Plan, Plan]:
     attributes = ["nosuid", "nodev"] if shape.executable else ["nosuid", "nodev", "noexec"]
     half = max(shape.workspace_inodes // 2, 64)
     after: Plan = [
-        ["tmpfs", WORKSPACE, attributes, f"{own},mode=0755,size={shape.workspace_bytes},nr_inodes={shape.workspace_inodes}"],
+        [
+            "tmpfs",
+            WORKSPACE,
+            attributes,
+            f"{own},mode=0755,size={shape.workspace_bytes},nr_inodes={shape.workspace_inodes}",
+        ],
         ["tmpfs", "/tmp", attributes, f"{own},mode=1777,size={shape.tmp_bytes},nr_inodes={half}"],
-        ["tmpfs", "/dev/shm", ["nosuid", "nodev", "noexec"], f"{own},mode=1777,size={shape.shm_bytes},nr_inodes={half}"],
+        [
+            "tmpfs",
+            "/dev/shm",
+            ["nosuid", "nodev", "noexec"],
+            f"{own},mode=1777,size={shape.shm_bytes},nr_inodes={half}",
+        ],
         ["devpts", "/dev/pts"],
     ]
     return before, after

@@ -11,7 +11,9 @@ from tidebox.errors import ProvisionFailed, RuntimeUnavailable, TideboxError
 from tidebox.runtime.base import Finding, Guarantee, Report
 from tidebox.runtime.native.plan import HostFacts
 
-_CGROUP_REMEDY_ROOT = "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1) or mount the memory, pids and cpu controllers"
+_CGROUP_REMEDY_ROOT = (
+    "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1) or mount the memory, pids and cpu controllers"
+)
 _CGROUP_REMEDY_USER = (
     "run in a login session with a systemd user manager (then a delegated scope is used), or start as root; "
     "to enable a user manager: sudo loginctl enable-linger $USER"
@@ -42,7 +44,10 @@ def _remedy(step: str, number: int) -> str | None:
             return "the kernel is older than 5.3 and has no clone3"
         return "this looks like a container without namespaces: run it with --privileged, or on the machine itself"
     if "proc" in step:
-        return "/proc is partly hidden here, as in a container: run on the machine itself or with --security-opt systempaths=unconfined"
+        return (
+            "/proc is partly hidden here, as in a container: run on the machine itself, "
+            "or with --security-opt systempaths=unconfined"
+        )
     return None
 
 

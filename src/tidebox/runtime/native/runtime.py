@@ -58,7 +58,8 @@ class NativeRuntime(Runtime):
         self._boxes: set[NativeBox] = set()
 
     def parking(self, kind: CellKind, image: str) -> Command:
-        # The warm interpreter is the host's; another image's Python must be started. What only replaces itself may always be forked.
+        # The warm interpreter is the host's; another image's Python must be started. What only replaces itself may
+        # always be forked.
         forked = kind == "any" or (kind == "python" and self._images.resolve(image).rootfs is None)
         return Command(argv=["tidebox:python"] if forked else launchers.COMMANDS[kind])
 
@@ -142,7 +143,9 @@ class NativeRuntime(Runtime):
 
     def spawner_pid(self) -> int | None:
         """The running spawner, if there is one."""
-        return int(self._spawner_facts["pid"]) if self._spawner is not None and not self._spawner.gone.is_set() else None
+        return (
+            int(self._spawner_facts["pid"]) if self._spawner is not None and not self._spawner.gone.is_set() else None
+        )
 
     async def _prepare(self, image: Image, executable: bool) -> Spawner:
         """A living spawner with a template of ``image``."""

@@ -38,7 +38,7 @@ class Spawner:
 
     @classmethod
     def start(cls, python: str, session: Mapping[str, str] | None) -> Spawner:
-        """Start the program under ``python``; given a login session's environment, in a delegated systemd scope where there is one."""
+        """Start it under ``python``; given a login session's environment, in a delegated scope of systemd's."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         # A relative name: a box of a user without root can read the command line of its init.
@@ -46,7 +46,9 @@ class Spawner:
         environment = default_environment()
         if session is not None and (scope := _systemd_scope(session)):
             command = [*scope, *command]
-            environment |= {name: session[name] for name in ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if name in session}
+            environment |= {
+                name: session[name] for name in ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if name in session
+            }
         with theirs:
             process = subprocess.Popen(
                 command,
@@ -64,11 +66,15 @@ class Spawner:
         """The process started (the spawner itself, unless systemd-run stands in front of it for a moment)."""
         return self._process.pid
 
-    async def request(self, operation: str, *, descriptors: tuple[int, ...] = (), **fields: Any) -> tuple[dict[str, Any], list[int]]:
+    async def request(
+        self, operation: str, *, descriptors: tuple[int, ...] = (), **fields: Any
+    ) -> tuple[dict[str, Any], list[int]]:
         """Send a request and wait for its answer; a refusal is ProvisionFailed naming the step."""
         return await self.send(operation, descriptors=descriptors, **fields)
 
-    def send(self, operation: str, *, descriptors: tuple[int, ...] = (), **fields: Any) -> asyncio.Future[tuple[dict[str, Any], list[int]]]:
+    def send(
+        self, operation: str, *, descriptors: tuple[int, ...] = (), **fields: Any
+    ) -> asyncio.Future[tuple[dict[str, Any], list[int]]]:
         """Send a request at once; the future holds its answer. The descriptors may be closed afterwards."""
         future: asyncio.Future[tuple[dict[str, Any], list[int]]] = self._loop.create_future()
         if self.gone.is_set():
@@ -105,7 +111,9 @@ class Spawner:
 
     def _on_readable(self) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._sock, _MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, _, _ = socket.recv_fds(
+                self._sock, _MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return
         except OSError:
@@ -145,10 +153,10 @@ class Spawner:
         if self._process.poll() is not None:
             return
         descriptor = os.pidfd_open(self._process.pid)
-        ended = self._loop.create_future()
-        self._loop.add_reader(descriptor, lambda: ended.done() or ended.set_result(None))
+        ended = asyncio.Event()
+        self._loop.add_reader(descriptor, ended.set)
         try:
-            await asyncio.wait_for(ended, _CLOSE_SECONDS)
+            await asyncio.wait_for(ended.wait(), _CLOSE_SECONDS)
         except TimeoutError:
             self._process.kill()
         finally:
@@ -158,7 +166,7 @@ class Spawner:
 
 
 def _systemd_scope(session: Mapping[str, str]) -> list[str] | None:
-    """The command that puts what follows into a scope of its own with delegated control groups, where a user manager runs."""
+    """The command that puts what follows into a scope with delegated control groups, where a user manager runs."""
     program = shutil.which("systemd-run")
     if program is None or not os.path.isdir("/run/systemd/system") or "XDG_RUNTIME_DIR" not in session:
         return None

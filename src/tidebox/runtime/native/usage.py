@@ -10,7 +10,7 @@ _INIT_PROCESSES = 1
 
 
 class Meter:
-    """Reads the counters of one cgroup; ``reset`` starts a new count of cpu and memory (nothing else happens in a parked cell)."""
+    """Reads the counters of one cgroup; ``reset`` starts a new count of cpu and memory."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = files

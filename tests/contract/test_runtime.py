@@ -227,3 +227,8 @@ async def test_noexec_is_kept(runtime: NativeRuntime, executable: bool) -> None:
     if MEMFD_NOEXEC:
         assert ran == (b"memfd\n" if executable else b"")
     await box.close()
+
+
+async def test_the_standard_streams_have_names(box: Box) -> None:
+    events = await run(box, "sh", "-c", "cat /dev/stdin > /dev/stdout; echo e > /dev/stderr", stdin=b"in")
+    assert (output(events), output(events, "stderr")) == (b"in", b"e\n")

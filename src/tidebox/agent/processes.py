@@ -162,6 +162,8 @@ class Processes:
         except OSError as error:
             for fd in opened:
                 os.close(fd)
+            if start.leaf is not None and self._setup.leaves is not None:
+                self._setup.leaves.remove(start.leaf)
             raise failure(request, error.errno or errno.EIO) from error
         if pid == 0:
             child.become(start, self._setup, status_write, self._signals)
@@ -231,6 +233,10 @@ class Processes:
                 os.set_blocking(fd, False)
             streams = [Stream(stdout, ExecStdout), Stream(stderr, ExecStderr)]
             theirs = (stdin_read, stdout_write, stderr_write)
+            if (user.uid, user.gid) != (os.getuid(), os.getgid()):
+                for fd in theirs:
+                    # The user opens /dev/stdout anew, and then the owner of the pipe counts.
+                    os.fchown(fd, user.uid, user.gid)
         paced = generation >= FLOW_CONTROL_GENERATION and self._host.speaks(FLOW_CONTROL_GENERATION)
         execution = Execution(
             id, self._host, self._loop, self._brake, streams, terminal, stdin, paced, self._end, self.collect

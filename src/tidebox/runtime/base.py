@@ -117,6 +117,9 @@ class Captured:
 class Exec(abc.ABC):
     """A program running in a box."""
 
+    ended: bool
+    """Whether it is over, although its last events may not have been read yet."""
+
     @abc.abstractmethod
     def events(self) -> AsyncIterator[Event]:
         """Started, Output..., Exited: byte-exact, in order within a stream, nothing after Exited."""

@@ -71,6 +71,11 @@ class Cell:
     parked: Exec
     made: float
 
+    @property
+    def fit(self) -> bool:
+        """Whether its interpreter still waits."""
+        return not self.box.gone and not self.parked.ended
+
 
 class Pool:
     """Keeps cells ready for the keys it was told to keep."""
@@ -111,7 +116,7 @@ class Pool:
             cell = ready.popleft()
             self._full.clear()
             self._wake.set()
-            if cell.box.gone:
+            if not cell.fit:
                 self._discard(cell)
                 continue
             await cell.box.adjust(limits)
@@ -153,7 +158,7 @@ class Pool:
         oldest = time.monotonic() - self._max_age
         for cells in self._ready.values():
             for cell in list(cells):
-                if cell.box.gone or cell.made < oldest:
+                if not cell.fit or cell.made < oldest:
                     cells.remove(cell)
                     self._discard(cell)
 

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from tidebox.errors import ProvisionFailed
 from tidebox.model.limits import Limits
 from tidebox.model.result import Usage
 from tidebox.runtime.base import Box, Captured, CaptureRule, Command, Exec, Files
@@ -151,7 +152,9 @@ class NativeBox(Box):
         os.close(self._pidfd)
         os.close(self._workspace)
         if not self._spawner.gone.is_set():
-            await self._spawner.request("close", box=self.id)
+            # A spawner that dies over this takes the cgroup with it, or its successor does.
+            with contextlib.suppress(ProvisionFailed):
+                await self._spawner.request("close", box=self.id)
 
 
 def cgroup_limits(limits: Limits) -> list[int]:

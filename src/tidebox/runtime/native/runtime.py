@@ -143,9 +143,8 @@ class NativeRuntime(Runtime):
 
     def spawner_pid(self) -> int | None:
         """The running spawner, if there is one."""
-        return (
-            int(self._spawner_facts["pid"]) if self._spawner is not None and not self._spawner.gone.is_set() else None
-        )
+        lives = self._spawner is not None and not self._spawner.gone.is_set()
+        return self._spawner_facts.get("pid") if lives else None
 
     async def _prepare(self, image: Image, executable: bool) -> Spawner:
         """A living spawner with a template of ``image``."""

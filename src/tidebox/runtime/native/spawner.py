@@ -145,6 +145,7 @@ class Spawner:
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(ProvisionFailed("the spawner died", step="spawner"))
+                future.exception()  # whoever asked may be gone too
         self._pending.clear()
 
     async def close(self) -> None:

@@ -1,0 +1,164 @@
+"""Killing parts of Tidebox leaves nothing behind: no process of a box within two seconds, no cgroup after the sweep."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.boxes import BoxRunner, descendants, is_root, start_runner, stop_runner
+from tidebox.embedded import run_on
+from tidebox.errors import BoxGone
+
+SLEEPER = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep(600)"
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from tidebox.config import load_settings
+from tidebox.embedded import Engine, run_on
+
+async def main():
+    engine = Engine(load_settings(data_dir=Path(sys.argv[1]), allow_weak_isolation=True, pool_node=0))
+    engine.start()
+    await engine.pool.filled()
+    run = asyncio.create_task(run_on(engine, sys.argv[2], timeout=600.0))
+    while engine.runtime.live_boxes() < 5:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+    print(engine.runtime.spawner_pid(), flush=True)
+    await run
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[BoxRunner]:
+    runner = start_runner(tmp_path, pool_node=0, pool_python=2, allow_weak_isolation=not is_root())
+    yield runner
+    stop_runner(runner)
+
+
+def within(seconds: float, done: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}/stat").exists() and not is_zombie(pid)]
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def cgroups_of(spawner: int) -> list[Path]:
+    return [path for path in Path("/sys/fs/cgroup").glob(f"*/tidebox-{spawner}-*")] + list(
+        Path("/sys/fs/cgroup").glob(f"tidebox-{spawner}-*")
+    )
+
+
+def start_sleeper(runner: BoxRunner) -> tuple[Future[Any], int, list[int]]:
+    """A long run, the spawner, and every process of every box."""
+    run = runner.submit(run_on(runner.engine, SLEEPER, timeout=600.0))
+    within(10, lambda: runner.engine.runtime.spawner_pid() is not None, "no spawner was started")
+    spawner = runner.engine.runtime.spawner_pid()
+    assert spawner is not None
+    within(10, lambda: command_lines(descendants(spawner)).count(b"sleep\x00600\x00") == 1, "the program did not start")
+    return run, spawner, descendants(spawner)
+
+
+def command_lines(pids: list[int]) -> list[bytes]:
+    found = []
+    for pid in pids:
+        try:
+            found.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+        except OSError:
+            continue
+    return found
+
+
+def test_a_killed_spawner_takes_its_boxes_along_and_is_replaced(runner: BoxRunner) -> None:
+    run, spawner, processes = start_sleeper(runner)
+    os.kill(spawner, signal.SIGKILL)
+    within(2, lambda: not alive(processes), "processes of boxes outlived the spawner")
+    with pytest.raises(BoxGone):
+        run.result(timeout=10)
+    assert runner("print('again')").stdout == b"again\n"
+    within(5, lambda: not cgroups_of(spawner), "cgroups of the killed spawner were not swept")
+
+
+def test_a_killed_template_takes_its_boxes_along_and_is_replaced(runner: BoxRunner) -> None:
+    run, spawner, processes = start_sleeper(runner)
+    os.kill(processes[0], signal.SIGKILL)
+    within(2, lambda: not alive(processes), "processes of boxes outlived their template")
+    with pytest.raises(BoxGone):
+        run.result(timeout=10)
+    assert runner("print('again')").stdout == b"again\n"
+    assert runner.engine.runtime.spawner_pid() == spawner
+
+
+def test_a_killed_agent_takes_its_box_along(runner: BoxRunner) -> None:
+    run, spawner, processes = start_sleeper(runner)
+    (sleeper,) = [pid for pid in processes if command_lines([pid]) == [b"sleep\x00600\x00"]]
+    status = Path(f"/proc/{sleeper}/status").read_text()
+    program = int(status.partition("PPid:\t")[2].split()[0])
+    init = int(Path(f"/proc/{program}/status").read_text().partition("PPid:\t")[2].split()[0])
+    os.kill(init, signal.SIGKILL)
+    within(2, lambda: not alive([sleeper, program, init]), "processes outlived the init of their box")
+    with pytest.raises(BoxGone):
+        run.result(timeout=10)
+    assert runner("print('again')").stdout == b"again\n"
+
+
+def test_a_crashed_parked_cell_is_replaced_quietly(runner: BoxRunner) -> None:
+    runner("pass")
+    runner.submit(runner.engine.pool.filled()).result(timeout=10)
+    spawner = runner.engine.runtime.spawner_pid()
+    assert spawner is not None
+    template = descendants(spawner)[0]
+    parked = descendants(template)
+    for pid in parked:
+        os.kill(pid, signal.SIGKILL)
+    within(2, lambda: not alive(parked) and len(descendants(template)) == len(parked), "the cells were not replaced")
+    for _ in range(3):
+        assert runner("print('fine')").stdout == b"fine\n"
+    runner.submit(runner.engine.pool.filled()).result(timeout=10)
+
+
+@pytest.mark.parametrize("also_the_spawner", [False, True], ids=["owner", "owner-and-spawner"])
+def test_a_killed_owner_leaves_nothing(tmp_path: Path, also_the_spawner: bool) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), SLEEPER], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    spawner = int(owner.stdout.readline())
+    processes = descendants(spawner)
+    assert len(processes) >= 12  # a template, five boxes with two processes each, and a child
+    victims = [owner.pid, spawner] if also_the_spawner else [owner.pid]
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    within(2, lambda: not alive([spawner, *processes]), "processes of boxes outlived their owner")
+    if also_the_spawner:
+        # Nobody was left to clean up: the next one does.
+        stop_runner(start_and_run(tmp_path))
+    within(5, lambda: not cgroups_of(spawner), "cgroups were left behind")
+
+
+def start_and_run(data_dir: Path) -> BoxRunner:
+    runner = start_runner(data_dir, pool_node=0, pool_python=0, allow_weak_isolation=not is_root())
+    assert runner("print(1)").stdout == b"1\n"
+    return runner

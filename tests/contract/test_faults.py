@@ -112,7 +112,7 @@ def test_a_killed_template_takes_its_boxes_along_and_is_replaced(runner: BoxRunn
 
 
 def test_a_killed_agent_takes_its_box_along(runner: BoxRunner) -> None:
-    run, spawner, processes = start_sleeper(runner)
+    run, _, processes = start_sleeper(runner)
     (sleeper,) = [pid for pid in processes if command_lines([pid]) == [b"sleep\x00600\x00"]]
     status = Path(f"/proc/{sleeper}/status").read_text()
     program = int(status.partition("PPid:\t")[2].split()[0])

@@ -41,10 +41,12 @@ def _write(path: str, value: object) -> None:
 
 
 def start_time(pid: int) -> str | None:
-    """When process ``pid`` started (clock ticks since boot), or None if there is none."""
+    """When process ``pid`` started (clock ticks since boot), or None if there is none that lives."""
     try:
         # The command name may hold spaces and parentheses: count the fields from the last one.
-        return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[19]
+        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        # Dead, but not yet collected by its parent.
+        return None if fields[0] in "ZX" else fields[19]
     except (OSError, IndexError):
         return None
 

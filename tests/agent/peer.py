@@ -42,7 +42,7 @@ M = TypeVar("M", bound=Message)
 
 @functools.cache
 def interpreters() -> dict[str, str]:
-    """Version and real path of every Python on PATH that the agent must run under; the one of the tests is always there."""
+    """Version and real path of every Python on PATH that the agent must run under, that of the tests included."""
     found = {"{}.{}".format(*sys.version_info[:2]): sys.executable}
     for version in VERSIONS:
         program = shutil.which(f"python{version}")
@@ -143,14 +143,17 @@ class Peer:
         """Whether nothing comes for that id in that time."""
         deadline = time.monotonic() + seconds
         try:
-            while (left := deadline - time.monotonic()) > 0:
+            while not any(item.id == id for item in self._waiting):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return True
                 self.sock.settimeout(left)
                 self._waiting.append(self._receive())
         except TimeoutError:
-            pass
+            return True
         finally:
             self.sock.settimeout(PATIENCE)
-        return not any(item.id == id for item in self._waiting)
+        return False
 
     def eof(self) -> bool:
         """Whether the agent closed its end; what it sends before is thrown away."""
@@ -213,8 +216,8 @@ class Peer:
         id = self.start(cmd, *args, **fields)
         if stdin is not None:
             for start in range(0, len(stdin), 65536):
-                self.send(id, ExecStdin(stdin[start : start + 65536]))
-            self.send(id, ExecStdin(b""))
+                self.send(id, ExecStdin(data=stdin[start : start + 65536]))
+            self.send(id, ExecStdin(data=b""))
         return self.finish(id)
 
     def run_sh(self, script: str, **fields: Any) -> Outcome:
@@ -252,8 +255,8 @@ class Peer:
         id = self.new_id()
         self.send(id, FsRequest(op=fs.Write(handle=handle, offset=offset, len=length)))
         for chunk in chunks:
-            self.send(id, FsData(chunk))
-        self.send(id, FsData(b""))
+            self.send(id, FsData(data=chunk))
+        self.send(id, FsData(data=b""))
         return self.expect(id, FsResponse)
 
 

@@ -58,14 +58,14 @@ def test_stdin_reaches_the_program_and_ends(agent: Peer) -> None:
 def test_stdin_in_many_pieces(agent: Peer) -> None:
     id = agent.start("cat")
     for number in range(100):
-        agent.send(id, ExecStdin(b"%d\n" % number))
-    agent.send(id, ExecStdin(b""))
+        agent.send(id, ExecStdin(data=b"%d\n" % number))
+    agent.send(id, ExecStdin(data=b""))
     assert agent.finish(id).stdout == b"".join(b"%d\n" % number for number in range(100))
 
 
 def test_input_after_the_end_is_ignored(agent: Peer) -> None:
     id = agent.start("cat")
-    agent.send(id, ExecStdin(b"a"), ExecStdin(b""), ExecStdin(b"b"), ExecStdin(b""))
+    agent.send(id, ExecStdin(data=b"a"), ExecStdin(data=b""), ExecStdin(data=b"b"), ExecStdin(data=b""))
     assert agent.finish(id).stdout == b"a"
 
 
@@ -117,6 +117,11 @@ def test_own_session(agent: Peer) -> None:
     fields = agent.run("cat", "/proc/self/stat").stdout.split()
     pid, group, session = fields[0], fields[4], fields[5]
     assert pid == group == session
+
+
+def test_an_interrupt_from_inside_does_not_end_the_agent_with_a_traceback(agent: Peer) -> None:
+    os.kill(agent.process.pid, signal.SIGINT)
+    assert agent.process.wait(5) == -signal.SIGINT
 
 
 def test_umask(agent: Peer) -> None:
@@ -233,20 +238,20 @@ def test_signal_can_be_handled(agent: Peer) -> None:
 @pytest.mark.parametrize("number", [0, -1, 65, 2**31 - 1])
 def test_senseless_signals_are_ignored(agent: Peer, number: int) -> None:
     id = agent.start("cat")
-    agent.send(id, ExecSignal(signal=number), ExecStdin(b""))
+    agent.send(id, ExecSignal(signal=number), ExecStdin(data=b""))
     assert agent.finish(id).exited.code == 0
 
 
 def test_messages_for_unknown_ids_are_ignored(agent: Peer) -> None:
-    agent.send(77, ExecStdin(b"x"), ExecSignal(signal=9), ExecResize(rows=1, cols=1))
+    agent.send(77, ExecStdin(data=b"x"), ExecSignal(signal=9), ExecResize(rows=1, cols=1))
     assert agent.run("echo", "fine").stdout == b"fine\n"
     assert agent.silent(77, 0.1)
 
 
 def test_two_at_once_do_not_mix(agent: Peer) -> None:
     first, second = agent.start("cat"), agent.start("cat")
-    agent.send(second, ExecStdin(b"second"), ExecStdin(b""))
-    agent.send(first, ExecStdin(b"first"), ExecStdin(b""))
+    agent.send(second, ExecStdin(data=b"second"), ExecStdin(data=b""))
+    agent.send(first, ExecStdin(data=b"first"), ExecStdin(data=b""))
     assert agent.finish(first).stdout == b"first"
     assert agent.finish(second).stdout == b"second"
 
@@ -258,7 +263,7 @@ def test_no_more_than_the_advertised_number(agent: Peer) -> None:
     ids = [agent.start("cat") for _ in range(limit)]
     assert agent.run("true").failed.kind == "resource_limit"
     for id in ids:
-        agent.send(id, ExecStdin(b""))
+        agent.send(id, ExecStdin(data=b""))
     assert {agent.finish(id).exited.code for id in ids} == {0}
     assert agent.run("true").exited.code == 0
 
@@ -320,7 +325,7 @@ def test_nothing_is_left_open_after_many_execs(agent: Peer) -> None:
 def test_id_in_use(agent: Peer) -> None:
     id = agent.start("cat")
     agent.expect(id, ExecStarted)
-    agent.send(id, ExecStdin(b"x"))
+    agent.send(id, ExecStdin(data=b"x"))
     agent.start_with(id, "true")
     messages = [agent.next(id), agent.next(id)]
     assert {type(message).__name__ for message in messages} == {"ExecStdout", "Error"}

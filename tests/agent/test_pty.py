@@ -39,22 +39,22 @@ def test_it_is_the_controlling_terminal(agent: Peer) -> None:
 
 def test_input_is_echoed_and_read(agent: Peer) -> None:
     id = agent.sh("read line; echo got $line", tty=True)
-    agent.send(id, ExecStdin(b"abc\n"))
+    agent.send(id, ExecStdin(data=b"abc\n"))
     assert agent.finish(id).stdout == b"abc\r\ngot abc\r\n"
 
 
 def test_empty_input_is_no_end(agent: Peer) -> None:
     id = agent.sh("read line; echo got $line", tty=True)
-    agent.send(id, ExecStdin(b""), ExecStdin(b"x\n"))
+    agent.send(id, ExecStdin(data=b""), ExecStdin(data=b"x\n"))
     assert agent.finish(id).stdout.endswith(b"got x\r\n")
 
 
 def test_control_d_is_the_end(agent: Peer) -> None:
     id = agent.start("cat", tty=True)
     agent.expect(id, ExecStarted)
-    agent.send(id, ExecStdin(b"a\n"))
+    agent.send(id, ExecStdin(data=b"a\n"))
     until(agent, id, b"a\r\na\r\n")
-    agent.send(id, ExecStdin(b"\x04"))
+    agent.send(id, ExecStdin(data=b"\x04"))
     assert agent.finish(id).exited.code == 0
 
 
@@ -62,7 +62,7 @@ def test_control_c_interrupts_the_foreground(agent: Peer) -> None:
     id = agent.sh("trap 'echo interrupted' INT; sleep 100; echo after", tty=True)
     agent.expect(id, ExecStarted)
     time.sleep(0.3)
-    agent.send(id, ExecStdin(b"\x03"))
+    agent.send(id, ExecStdin(data=b"\x03"))
     assert agent.finish(id).stdout.replace(b"^C", b"") == b"interrupted\r\nafter\r\n"
 
 
@@ -70,15 +70,15 @@ def test_job_control(agent: Peer) -> None:
     id = agent.start("bash", "--norc", "-i", tty=True, env=["PS1=$ ", "TERM=dumb"])
     agent.expect(id, ExecStarted)
     until(agent, id, b"$ ")
-    agent.send(id, ExecStdin(b"sleep 100\n"))
+    agent.send(id, ExecStdin(data=b"sleep 100\n"))
     time.sleep(0.3)
-    agent.send(id, ExecStdin(b"\x1a"))
+    agent.send(id, ExecStdin(data=b"\x1a"))
     assert b"Stopped" in until(agent, id, b"Stopped")
-    agent.send(id, ExecStdin(b"fg\n"))
+    agent.send(id, ExecStdin(data=b"fg\n"))
     time.sleep(0.3)
-    agent.send(id, ExecStdin(b"\x03"))
+    agent.send(id, ExecStdin(data=b"\x03"))
     until(agent, id, b"$ ")
-    agent.send(id, ExecStdin(b"exit 7\n"))
+    agent.send(id, ExecStdin(data=b"exit 7\n"))
     assert agent.finish(id).exited.code == 7
 
 

@@ -24,7 +24,12 @@ from tidebox.wire.messages import (
 
 MIB = 1 << 20
 # Writes so many bytes of a pattern that shows every gap and every swap.
-COUNTER = "import sys\nfor n in range(int(sys.argv[1]) // 16): sys.stdout.buffer.write(b'%015d\\n' % n)"
+COUNTER = """
+import sys
+total = int(sys.argv[1]) // 16
+for start in range(0, total, 4096):
+    sys.stdout.buffer.write(b"".join(b"%015d\\n" % number for number in range(start, min(total, start + 4096))))
+"""
 
 
 def pattern(size: int) -> bytes:
@@ -127,9 +132,9 @@ def test_large_input_is_exact(agent: Peer) -> None:
             if isinstance(message, ExecStdinAck):
                 assert acknowledged < message.consumed <= sent
                 acknowledged = message.consumed
-        agent.send(id, ExecStdin(data[sent : sent + 65536]))
+        agent.send(id, ExecStdin(data=data[sent : sent + 65536]))
         sent += 65536
-    agent.send(id, ExecStdin(b""))
+    agent.send(id, ExecStdin(data=b""))
     assert agent.finish(id).stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
 
 
@@ -138,8 +143,8 @@ def test_large_input_of_a_peer_without_flow_control(python: str) -> None:
     with running(python, 7) as peer:
         id = peer.sh("sleep 0.2; sha256sum")
         for start in range(0, len(data), 65536):
-            peer.send(id, ExecStdin(data[start : start + 65536]))
-        peer.send(id, ExecStdin(b""))
+            peer.send(id, ExecStdin(data=data[start : start + 65536]))
+        peer.send(id, ExecStdin(data=b""))
         assert peer.finish(id).stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
 
 
@@ -147,8 +152,8 @@ def test_input_and_output_at_once_do_not_deadlock(python: str) -> None:
     with running(python, 7) as peer:
         id = peer.start("cat")
         for _ in range(48):  # 3 MiB, without reading: what the way in and the way out hold together
-            peer.send(id, ExecStdin(b"x" * 65536))
-        peer.send(id, ExecStdin(b""))
+            peer.send(id, ExecStdin(data=b"x" * 65536))
+        peer.send(id, ExecStdin(data=b""))
         assert len(peer.finish(id).stdout) == 48 * 65536
 
 
@@ -159,8 +164,8 @@ def test_a_flood_to_a_program_that_never_reads(python: str) -> None:
         flooded = peer.start("sleep", "100")
         peer.expect(flooded, ExecStarted)
         for _ in range(512):  # 32 MiB
-            peer.send(flooded, ExecStdin(b"x" * 65536))
-        peer.send(neighbour, ExecStdin(b"still there"))
+            peer.send(flooded, ExecStdin(data=b"x" * 65536))
+        peer.send(neighbour, ExecStdin(data=b"still there"))
         assert peer.expect(neighbour, ExecStdout).data == b"still there"
         error = peer.expect(flooded, ExecStdinError)
         assert error.errno_name == "ENOBUFS"
@@ -172,7 +177,7 @@ def test_more_input_than_allowed(agent: Peer) -> None:
     id = agent.start("sleep", "100")
     agent.expect(id, ExecStarted)
     for _ in range(32):
-        agent.send(id, ExecStdin(b"x" * 65536))
+        agent.send(id, ExecStdin(data=b"x" * 65536))
     messages = [agent.next(id), agent.next(id)]
     assert {type(message).__name__ for message in messages} >= {"ExecStdinError"}
     assert agent.run("echo", "fine").stdout == b"fine\n"
@@ -181,7 +186,7 @@ def test_more_input_than_allowed(agent: Peer) -> None:
 def test_input_in_single_bytes_costs_what_it_holds(agent: Peer) -> None:
     id = agent.start("sleep", "100")
     agent.expect(id, ExecStarted)
-    one = agent.connection.encode(ExecStdin(b"x"), id)
+    one = agent.connection.encode(ExecStdin(data=b"x"), id)
     before = agent_memory(agent)
     agent.sock.sendall(one * 400_000)
     probe = agent.new_id()
@@ -194,7 +199,7 @@ def test_a_program_that_closes_its_input(agent: Peer) -> None:
     id = agent.sh("exec <&-; echo closed; sleep 1; echo end")
     agent.expect(id, ExecStarted)
     assert agent.expect(id, ExecStdout).data == b"closed\n"
-    agent.send(id, ExecStdin(b"x"), ExecStdin(b"y"))
+    agent.send(id, ExecStdin(data=b"x"), ExecStdin(data=b"y"))
     assert agent.expect(id, ExecStdinError).errno_name == "EPIPE"
     outcome = agent.finish(id)
     assert outcome.kinds == ["ExecStdout", "ExecExited"]

@@ -48,7 +48,7 @@ def connect(peer: Peer, listener: socket.socket, host: str = "127.0.0.1") -> tup
 def test_both_directions_and_both_ends(agent: Peer, listener: socket.socket) -> None:
     id, server = connect(agent, listener)
     with server:
-        agent.send(id, TcpData(b"to the server"))
+        agent.send(id, TcpData(data=b"to the server"))
         assert server.recv(100) == b"to the server"
         server.sendall(b"to the host")
         assert agent.expect(id, TcpData).data == b"to the host"
@@ -65,7 +65,7 @@ def test_half_close_by_the_server(agent: Peer, listener: socket.socket) -> None:
         server.shutdown(socket.SHUT_WR)
         assert agent.expect(id, TcpData).data == b"bye"
         agent.expect(id, TcpEof)
-        agent.send(id, TcpData(b"still open"), TcpEof())
+        agent.send(id, TcpData(data=b"still open"), TcpEof())
         assert server.recv(100) == b"still open"
         assert server.recv(100) == b""
     agent.expect(id, TcpClosed)
@@ -121,7 +121,7 @@ def test_close_while_connecting(agent: Peer) -> None:
 
 
 def test_data_for_no_connection(agent: Peer) -> None:
-    agent.send(31, TcpData(b"x"))
+    agent.send(31, TcpData(data=b"x"))
     assert agent.expect(31, TcpFailed).error == "unknown TCP session: 31"
     agent.send(31, TcpEof(), TcpClose())
     assert agent.silent(31, 0.1)
@@ -155,7 +155,7 @@ def test_large_echo(agent: Peer, listener: socket.socket) -> None:
     thread = threading.Thread(target=echo)
     thread.start()
     for start in range(0, len(data), 65536):
-        agent.send(id, TcpData(data[start : start + 65536]))
+        agent.send(id, TcpData(data=data[start : start + 65536]))
     agent.send(id, TcpEof())
     received = b""
     while isinstance(message := agent.next(id), TcpData):
@@ -171,7 +171,7 @@ def test_a_server_that_never_reads_stalls_nobody(agent: Peer, listener: socket.s
     id, server = connect(agent, listener)
     with server:
         for _ in range(512):  # 32 MiB
-            agent.send(id, TcpData(b"x" * 65536))
+            agent.send(id, TcpData(data=b"x" * 65536))
         assert agent.run("echo", "alive").stdout == b"alive\n"
         assert agent.expect(id, TcpFailed).error == "write: the peer does not read"
 

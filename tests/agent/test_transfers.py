@@ -178,7 +178,9 @@ def test_write_error_is_told_once(agent: Peer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     handle = agent.open(tmp_path / "file", read=True)
     id = agent.new_id()
-    agent.send(id, FsRequest(op=fs.Write(handle=handle, offset=0)), FsData(b"a"), FsData(b"b"), FsData(b""))
+    agent.send(
+        id, FsRequest(op=fs.Write(handle=handle, offset=0)), FsData(data=b"a"), FsData(data=b"b"), FsData(data=b"")
+    )
     assert agent.expect(id, FsResponse).error == "write: Bad file descriptor (os error 9)"
     assert agent.silent(id, 0.1)
 
@@ -189,13 +191,13 @@ def test_disk_full_fails_alone(python: str, tmp_path: Path) -> None:
         handle = peer.open(tmp_path / "file", write=True, create=True)
         id = peer.new_id()
         # No file system holds an offset like this.
-        peer.send(id, FsRequest(op=fs.Write(handle=handle, offset=2**63 - 10)), FsData(b"x" * 5), FsData(b""))
+        peer.send(id, FsRequest(op=fs.Write(handle=handle, offset=2**63 - 10)), FsData(data=b"x" * 5), FsData(data=b""))
         assert not peer.expect(id, FsResponse).ok
         assert peer.write(handle, b"fine").ok
 
 
 def test_data_for_no_write(agent: Peer) -> None:
-    agent.send(9, FsData(b"x"))
+    agent.send(9, FsData(data=b"x"))
     assert agent.expect(9, FsResponse).error == "unknown write session: 9"
 
 
@@ -204,7 +206,7 @@ def test_id_of_a_running_write_is_taken(agent: Peer, tmp_path: Path) -> None:
     id = agent.new_id()
     agent.send(id, FsRequest(op=fs.Write(handle=handle, offset=0)), FsRequest(op=fs.FStat(handle=handle)))
     assert agent.expect(id, Error).kind == "invalid_session"
-    agent.send(id, FsData(b""))
+    agent.send(id, FsData(data=b""))
     assert agent.expect(id, FsResponse).ok
 
 
@@ -309,7 +311,7 @@ def test_bulk_write_against_the_rules(agent: Peer, tmp_path: Path, violation: st
     elif violation == "wrong finish":
         agent.send(id, finish(4))
     else:
-        agent.send(id, FsData(b"def"))
+        agent.send(id, FsData(data=b"def"))
     assert agent.expect(id, BulkCancel).reason == 5
     assert not agent.expect(id, FsResponse).ok
     send_record(agent, id, 3, b"late")

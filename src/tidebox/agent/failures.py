@@ -52,9 +52,9 @@ def failure(request: ExecRequest, number: int, step: str = child.STEP_PROCESS, k
     """The failure of one step with an errno."""
     subject = f'spawn "{request.cmd}"'
     if step == child.STEP_CWD:
-        subject = f'chdir "{request.cwd}"'
+        subject = "chdir" if request.cwd is None else f'chdir "{request.cwd}"'
     elif step == child.STEP_USER:
-        subject = f'user "{request.user}"'
+        subject = "user" if request.user is None else f'user "{request.user}"'
     message = f"{subject}: {os.strerror(number)} (os error {number})"
     kind = kind or _STEP_KINDS.get(step) or _KINDS.get(number, "other")
     return CannotStart(kind, number, message, stage_of(request, step))

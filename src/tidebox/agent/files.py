@@ -44,9 +44,10 @@ class Refused(Exception):
 class Files:
     """Serves file operations with the rights of the box's user."""
 
-    def __init__(self, host: Host, loop: Loop, default_user: Callable[[], User]) -> None:
+    def __init__(self, host: Host, loop: Loop, opener: paths.Opener, default_user: Callable[[], User]) -> None:
         self._host = host
         self._loop = loop
+        self._opener = opener
         self._default_user = default_user
         self._handles = Handles()
         self._transfers: dict[int, Transfer] = {}
@@ -92,7 +93,7 @@ class Files:
                 self._transfers[id] = self._transfer(WriteTransfer, id, request, operation)
                 return
             if isinstance(operation, wire.Copy):
-                self._begin(id, name, paths.copy(operation.src.encode(), operation.dst.encode()))
+                self._begin(id, name, paths.copy(self._opener, operation.src.encode(), operation.dst.encode()))
                 return
             if isinstance(operation, wire.RemoveDir) and operation.recursive:
                 self._begin(id, "remove_dir", paths.remove_tree(operation.path.encode()))
@@ -239,7 +240,7 @@ class Files:
         options = operation.options
         mode = 0o666 if options.mode is None else options.mode & 0o7777
         path = operation.path.encode()
-        handle = Handle(paths.open_regular(path, paths.open_flags(options), mode), path)
+        handle = Handle(self._opener.open(path, paths.open_flags(options), mode), path)
         return wire.HandleData(handle=self._handles.add(id, handle))
 
     def _open_directory(self, id: int, operation: wire.OpenDir) -> ResponseData:

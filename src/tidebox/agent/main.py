@@ -111,6 +111,8 @@ def serve(setup: Setup) -> int:
     # The warm process that this one may be a clone of has switched it off; what it had then is frozen and stays shared.
     gc.enable()
     os.umask(0o022)
+    # Python's own handler would turn a signal from inside the box into an exception in its init.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     agent = Agent(setup)
     try:
         agent.run()
@@ -139,9 +141,9 @@ class Agent:
         self._host = Host(self._connection, self._outbox)
         self._brake = flow.InputBrake(self._loop)
         self._processes = Processes(setup, self._host, self._loop, self._brake)
-        self._files = Files(self._host, self._loop, lambda: self._processes.default_user)
+        opener = paths.Opener(setup.oom_score_fd)
+        self._files = Files(self._host, self._loop, opener, lambda: self._processes.default_user)
         self._tcp = Tcp(self._host, self._loop, self._brake)
-        paths.note_procfs(setup.oom_score_fd)
         self._running = True
         self._stopping = False
         self._loop.watch(self._sock.fileno(), READ, self._receive)

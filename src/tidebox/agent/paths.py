@@ -62,39 +62,35 @@ def real_path(path: bytes) -> bytes:
     return os.path.realpath(path)
 
 
-def open_regular(path: bytes, flags: int, mode: int = 0o666) -> int:
-    """Open a regular file; anything else is refused, and so are the files of procfs.
+class Opener:
+    """Opens regular files; anything else is refused, and so are the files of procfs.
 
     What a link to /proc/self leads to is the agent's own memory and descriptors, not the user's.
     """
-    fd = os.open(path, flags | _QUIETLY, mode)
-    try:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            raise failed(errno.EISDIR)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file")
-        if status.st_dev in procfs_devices:
-            raise failed(errno.EACCES)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
-
-# The file systems that show processes; filled when the agent starts.
-procfs_devices: set[int] = set()
-
-
-def note_procfs(hidden: int | None) -> None:
-    """Learn which devices are procfs: the mounted one, and the agent's own behind a descriptor."""
-    if hidden is not None:
-        procfs_devices.add(os.fstat(hidden).st_dev)
-    try:
+    def __init__(self, hidden_proc: int | None) -> None:
+        """``hidden_proc`` is a directory of a procfs that is mounted nowhere, reachable through /proc/self/fd."""
+        self._refused: set[int] = set()
+        if hidden_proc is not None:
+            self._refused.add(os.fstat(hidden_proc).st_dev)
         if os.path.ismount("/proc"):
-            procfs_devices.add(os.stat("/proc").st_dev)
-    except OSError:
-        pass  # there is none
+            self._refused.add(os.stat("/proc").st_dev)
+
+    def open(self, path: bytes, flags: int, mode: int = 0o666) -> int:
+        """A descriptor of a regular file."""
+        fd = os.open(path, flags | _QUIETLY, mode)
+        try:
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
+                raise failed(errno.EISDIR)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "Not a regular file")
+            if status.st_dev in self._refused:
+                raise failed(errno.EACCES)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
 
 
 def open_flags(options: OpenOptions) -> int:
@@ -173,13 +169,13 @@ def set_attributes(target: bytes | int, attributes: Attributes, follow: bool) ->
         os.utime(target, (atime, mtime), follow_symlinks=follow)
 
 
-def copy(source: bytes, destination: bytes) -> Iterator[None]:
+def copy(opener: Opener, source: bytes, destination: bytes) -> Iterator[None]:
     """Copy one file with its permissions."""
-    reading = open_regular(source, os.O_RDONLY)
+    reading = opener.open(source, os.O_RDONLY)
     try:
         status = os.fstat(reading)
         # Not truncated by opening: source and destination may be one file.
-        writing = open_regular(destination, os.O_WRONLY | os.O_CREAT, stat.S_IMODE(status.st_mode))
+        writing = opener.open(destination, os.O_WRONLY | os.O_CREAT, stat.S_IMODE(status.st_mode))
         try:
             if os.path.samestat(status, os.fstat(writing)):
                 raise OSError(errno.EINVAL, "Source and destination are the same file")

@@ -320,8 +320,11 @@ while True:
 """,
     "many-threads-spin": """
 import threading
+def spin():
+    while True:
+        pass
 for _ in range(8):
-    threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()
+    threading.Thread(target=spin).start()
 """,
     "long-integer": "print(len(str(7 ** 7 ** 9)))",
     "regular-expression": "import re; re.match('(a+)+$', 'a' * 64 + 'b')",

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.unit.bpf_machine import instructions, run, seccomp_data
 
+from tests.unit.bpf_machine import instructions, run, seccomp_data
 from tidebox.spawner import seccomp
 from tidebox.spawner.bpf import EQUAL, Assembler
 from tidebox.spawner.seccomp import ALLOW, KILL, build_filter, fail

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tidebox.errors import InvalidRequest
 
 
 def _default_data_dir() -> Path:
@@ -42,6 +44,16 @@ def session_environment() -> dict[str, str]:
     }
 
 
+def environment_variable(name: str) -> str | None:
+    """A variable of the caller's own environment that he asked to hand on to a program."""
+    return os.environ.get(name)
+
+
 def load_settings(**overrides: object) -> Settings:
     """The settings of this process: ``overrides`` win over the environment, the environment over the defaults."""
-    return Settings(**overrides)  # type: ignore[arg-type]
+    try:
+        return Settings(**overrides)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = "SANDBOX_" + "_".join(str(part) for part in first["loc"]).upper()
+        raise InvalidRequest(f"{name}: {first['msg']}", field=name) from error

@@ -65,7 +65,7 @@ def check_limit(name: str, value: Any) -> None:
         raise LimitOutOfRange(f"limit {name!r} must be a whole number, not {value!r}", field=name)
     if not allowed.low <= value <= allowed.high:
         raise LimitOutOfRange(
-            f"limit {name!r} must be between {allowed.low:g} and {allowed.high:g}, not {value!r}", field=name
+            f"limit {name!r} must be between {allowed.low:.15g} and {allowed.high:.15g}, not {value!r}", field=name
         )
 
 

@@ -34,7 +34,7 @@ def main() -> int:
         return 130
     except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            error.show()
+            typer.echo(error.format_message(), err=True)
         else:
             note(error.format_message())
     except TideboxError as error:
@@ -43,11 +43,12 @@ def main() -> int:
 
 
 def _app(words: list[str]) -> typer.Typer:
-    """The command that was typed, or all of them where that is not known: then it is a question for help, or a mistake."""
+    """The program with the command that was typed, or with all where it is a question for help or a mistake."""
     app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
     app.callback(invoke_without_command=True)(_root)
     named = next((word for word in words if not word.startswith("-")), "")
-    for command in [named] if named in COMMANDS else COMMANDS:
+    needed = [named] if named in COMMANDS else [] if words == ["--version"] else list(COMMANDS)
+    for command in needed:
         module = importlib.import_module(COMMANDS[command])
         app.add_typer(module.app, name=command if command in GROUPS else None)
     return app
@@ -67,7 +68,7 @@ def _root(
 
 
 def _open_missing_streams() -> None:
-    """Where a standard stream was closed by the caller, put the null device: else a socket of ours would get its number."""
+    """Put the null device where a standard stream was closed: else a socket of ours would get its number."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

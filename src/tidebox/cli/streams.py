@@ -12,16 +12,19 @@ from typing import Any
 
 CHUNK = 1 << 16
 
+_Call = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
+
 
 class BlockingCalls:
     """One thread that makes blocking calls for an event loop.
 
-    The thread is a daemon: a call that never returns cannot hold up the end of the process, as one in asyncio's own executor would.
+    The thread is a daemon: a call that never returns cannot hold up the end of the process, as one in asyncio's own
+    executor would.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._calls: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="streams", daemon=True).start()
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,0 +1,108 @@
+"""Files a program leaves, copied out of its box into a directory of the user's.
+
+Names, contents and number are the program's choice, so they are treated as an attack: nothing is written outside the
+directory or through a link, nothing there is replaced unless the user said so, and no hidden file is made that no
+pattern named.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tidebox.cli.streams import write_all
+from tidebox.errors import InvalidRequest
+from tidebox.runtime.capture import Glob
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One file that came out of a box, and why it was not saved where it was not."""
+
+    path: str
+    size: int
+    refused: str | None = None
+
+
+def wanted(captured: Mapping[str, bytes], patterns: Iterable[str], placed: Mapping[str, bytes]) -> dict[str, bytes]:
+    """What the user meant: no hidden files by a mere ``*``, and none that he gave and got back unchanged."""
+    hidden = [Glob(pattern) for pattern in patterns if _is_hidden(pattern.removeprefix("./"))]
+    return {
+        path: content
+        for path, content in captured.items()
+        if placed.get(path) != content and (not _is_hidden(path) or any(glob.matches(path) for glob in hidden))
+    }
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
+
+
+class ArtifactDirectory:
+    """Where artifacts go; made if it is not there."""
+
+    def __init__(self, path: str, *, replace: bool) -> None:
+        self._replace = replace
+        try:
+            os.makedirs(path, exist_ok=True)
+            self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise InvalidRequest(f"--artifacts-dir {path}: {error.strerror}", field="artifacts_dir") from error
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._root)
+
+    def save(self, path: str, content: bytes) -> Artifact:
+        """Write one file below the directory."""
+        try:
+            self._save(path, content)
+        except FileExistsError:
+            return Artifact(path, len(content), "there is one already; --force replaces it")
+        except NotADirectoryError:
+            return Artifact(path, len(content), "a link or a file is where its directory should be")
+        except OSError as error:
+            return Artifact(path, len(content), error.strerror or str(error))
+        return Artifact(path, len(content))
+
+    def _save(self, path: str, content: bytes) -> None:
+        *parents, name = path.split("/")
+        if any(part in ("", ".", "..") for part in (*parents, name)):
+            raise OSError(f"not a file name: {path!r}")
+        directory = os.dup(self._root)
+        try:
+            for parent in parents:
+                below = _directory_below(directory, parent)
+                os.close(directory)
+                directory = below
+            self._write(directory, name, content)
+        finally:
+            os.close(directory)
+
+    def _write(self, directory: int, name: str, content: bytes) -> None:
+        # Replacing goes by rename, which puts the file in the place of a link instead of writing through it.
+        written = f".tidebox-{secrets.token_hex(8)}" if self._replace else name
+        descriptor = os.open(written, _NEW_FILE, 0o666, dir_fd=directory)
+        try:
+            try:
+                write_all(descriptor, content)
+            finally:
+                os.close(descriptor)
+            if self._replace:
+                os.rename(written, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError:
+            os.unlink(written, dir_fd=directory)
+            raise
+
+
+def _directory_below(directory: int, name: str) -> int:
+    try:
+        os.mkdir(name, dir_fd=directory)
+    except FileExistsError:
+        pass
+    return os.open(name, _DIRECTORY, dir_fd=directory)

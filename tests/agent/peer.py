@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,16 +83,22 @@ class Outcome:
 class Peer:
     """The host's end of the stream."""
 
-    def __init__(self, python: str, generation: int = GENERATION, *, boot: bool = True) -> None:
+    def __init__(
+        self, python: str, generation: int = GENERATION, *, boot: bool = True, program: Sequence[str] = ()
+    ) -> None:
+        """``program`` is run with the number of its socket instead of the plain agent."""
         self.generation = generation
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(PATIENCE)
         with theirs:
-            arguments = ["--fd", str(theirs.fileno()), "--generation", str(generation)]
+            number = str(theirs.fileno())
+            arguments = ["-m", "tidebox.agent", "--fd", number, "--generation", str(generation)]
             if not boot:
                 arguments.append("--no-bootstrap")
+            if program:
+                arguments = [program[0], number, *program[1:]]
             self.process = subprocess.Popen(
-                [python, "-S", "-m", "tidebox.agent", *arguments],
+                [python, "-S", *arguments],
                 pass_fds=[theirs.fileno()],
                 env={"PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1", "SECRET": "of the host"},
             )
@@ -154,12 +160,6 @@ class Peer:
         finally:
             self.sock.settimeout(PATIENCE)
         return False
-
-    def eof(self) -> bool:
-        """Whether the agent closed its end; what it sends before is thrown away."""
-        while self.sock.recv(65536):
-            pass
-        return True
 
     def _receive(self) -> Inbound | BulkRecord:
         while True:
@@ -266,9 +266,11 @@ def offer(credit: int = 8 << 20, payload: int = 3 << 20) -> BulkOffer:
 
 
 @contextlib.contextmanager
-def running(python: str, generation: int = GENERATION, *, boot: bool = True) -> Iterator[Peer]:
-    """An agent, ready; it ends when its host is gone, within a second."""
-    peer = Peer(python, generation, boot=boot)
+def running(
+    python: str, generation: int = GENERATION, *, boot: bool = True, program: Sequence[str] = ()
+) -> Iterator[Peer]:
+    """An agent, ready; it ends when its host is gone."""
+    peer = Peer(python, generation, boot=boot, program=program)
     try:
         if boot:
             peer.boot()

@@ -173,8 +173,15 @@ def count_leaves(spawner_pid: int | None) -> dict[str, int]:
         for base in root.glob(f"tidebox-{spawner_pid}-*"):
             for leaf in base.glob("b*"):
                 found["leaves"] += 1
-                found["populated"] += any(procs.read_text().strip() for procs in leaf.rglob("cgroup.procs"))
+                found["populated"] += _is_populated(leaf)
     return found
+
+
+def _is_populated(leaf: Path) -> bool:
+    try:
+        return any(procs.read_text().strip() for procs in leaf.rglob("cgroup.procs"))
+    except OSError:
+        return False  # removed while we looked
 
 
 def descendants(pid: int) -> list[int]:

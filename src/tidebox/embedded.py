@@ -73,7 +73,8 @@ class Engine:
     ) -> Ending:
         """Run one program in a fresh box."""
         patterns = tuple(artifacts)
-        main = launch.program.path.removeprefix(WORKSPACE + "/")
+        # The file that holds the code is ours, not something the program made.
+        main = launch.program.path.removeprefix(WORKSPACE + "/") if launch.program.source else ""
         order = Order(
             launch=launch,
             spec=BoxSpec(image=image, limits=limits),
@@ -92,7 +93,7 @@ def _inside_workspace(name: str) -> str:
     return f"{WORKSPACE}/{relative}"
 
 
-class _Collector:
+class Collector:
     """A sink that keeps the output."""
 
     def __init__(self) -> None:
@@ -124,7 +125,7 @@ async def run_on(
         launch = plan_code(language, code, env=env)
     else:
         raise InvalidRequest("give code or a command", field="code")
-    collector = _Collector()
+    collector = Collector()
     ending = await engine.run(
         launch,
         collector,

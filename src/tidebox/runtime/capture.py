@@ -129,26 +129,29 @@ def _wild(
 def _walk(workspace: int) -> Iterator[tuple[str, int, str]]:
     """Every entry that is no directory, as (path, descriptor of its directory, name)."""
     seen = 0
-    root = os.open(".", _OPEN_DIRECTORY, dir_fd=workspace)
-    stack: list[tuple[str, int]] = [("", root)]
+    # Depth first: one open descriptor for each level, however many directories there are.
+    open_levels = [_level("", os.open(".", _OPEN_DIRECTORY, dir_fd=workspace))]
     try:
-        while stack:
-            prefix, directory = stack.pop()
-            try:
-                for name in sorted(os.listdir(directory)):
-                    seen += 1
-                    if seen > _MAX_ENTRIES:
-                        return
-                    path = prefix + name
-                    if not stat.S_ISDIR(os.lstat(name, dir_fd=directory).st_mode):
-                        yield path, directory, name
-                    elif path.count("/") < _MAX_DEPTH:
-                        stack.append((path + "/", _open_directory(directory, name)))
-            finally:
-                os.close(directory)
+        while open_levels:
+            prefix, directory, names = open_levels[-1]
+            name = next(names, None)
+            if name is None:
+                os.close(open_levels.pop()[1])
+                continue
+            seen += 1
+            if seen > _MAX_ENTRIES:
+                return
+            if not stat.S_ISDIR(os.lstat(name, dir_fd=directory).st_mode):
+                yield prefix + name, directory, name
+            elif len(open_levels) <= _MAX_DEPTH:
+                open_levels.append(_level(f"{prefix}{name}/", _open_directory(directory, name)))
     finally:
-        for _, directory in stack:
+        for _, directory, _ in open_levels:
             os.close(directory)
+
+
+def _level(prefix: str, directory: int) -> tuple[str, int, Iterator[str]]:
+    return prefix, directory, iter(sorted(os.listdir(directory)))
 
 
 def _open_directory(parent: int, name: str) -> int:

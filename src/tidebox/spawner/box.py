@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal
 import os
 
 from tidebox.agent.main import Setup, serve
@@ -97,6 +98,8 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
     keep = sorted({order.socket, writable_proc, *order.leaf_directories})
     _close_all_but(keep)
     _standard_streams()
+    # The kernel drops signals that init has no handler for; the interpreter has one for this, and it would end the box.
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     return Setup(
         sock=order.socket,
         generation=order.generation,

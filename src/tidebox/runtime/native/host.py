@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import stat
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from tidebox.runtime import launchers
 from tidebox.runtime.native.plan import (
-    ETC_ENTRIES,
+    ETC_PATTERNS,
     MASKED_DIRECTORIES,
     MASKED_FILES,
     SYSTEM_DIRECTORIES,
@@ -21,7 +22,6 @@ from tidebox.runtime.native.plan import (
 )
 
 OLDEST_PYTHON = (3, 9)
-TOOLS = ("node", "elixir", "erl")
 LINK_DIRECTORY = "/opt/tidebox/bin"
 COPIED_FILE_BYTES = 4096
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -67,24 +67,22 @@ def _find_tool(name: str, path: str | None) -> str | None:
 def gather(interpreters: Interpreters) -> HostFacts:
     """Everything a plan needs to know of this machine."""
     directories = _existing(SYSTEM_DIRECTORIES)
-    etc = _existing(tuple("/etc/" + name for name in ETC_ENTRIES))
+    etc = _existing(tuple(sorted(path for pattern in ETC_PATTERNS for path in glob.glob("/etc/" + pattern))))
     copied = {
         path
         for path, link in etc
         if link is None and os.path.isfile(path) and os.path.getsize(path) <= COPIED_FILE_BYTES
     }
     visible = tuple(path for path, link in directories if link is None)
-    links = {"python": interpreters.python, "python3": interpreters.python}
-    prefixes = []
-    for name, program in (
+    names = (
+        ("python3", interpreters.python),
         ("python", interpreters.python),
         ("node", interpreters.node),
         ("elixir", interpreters.elixir),
-    ):
-        if program is None or contains(visible, program):
-            continue
-        prefixes.append(_prefix_of(program))
-        links[name] = program
+    )
+    # What the box's PATH would find by itself needs no help.
+    links = {name: program for name, program in names if program is not None and not _is_found(name, program, visible)}
+    prefixes = [_prefix_of(program) for program in links.values() if not contains(visible, program)]
     return HostFacts(
         system_directories=directories,
         etc_shared=tuple((path, link) for path, link in etc if path not in copied),
@@ -96,6 +94,11 @@ def gather(interpreters: Interpreters) -> HostFacts:
         links=tuple(links.items()),
         launchers=tuple(launchers.files().items()),
     )
+
+
+def _is_found(name: str, program: str, visible: tuple[str, ...]) -> bool:
+    found = shutil.which(name, path=SYSTEM_PATH)
+    return found is not None and os.path.samefile(found, program) and contains(visible, os.path.realpath(found))
 
 
 def _existing(paths: tuple[str, ...]) -> tuple[tuple[str, str | None], ...]:

@@ -18,12 +18,12 @@ HOSTNAME = "tidebox"
 
 # Of the machine's own /etc a box sees only what programs need to start; never accounts, keys or the network's
 # configuration.
-ETC_ENTRIES = (
+ETC_PATTERNS = (
     "alternatives",
     "ca-certificates",
     "fonts",
     "inputrc",
-    "java-17-openjdk",
+    "java-*",
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
@@ -32,7 +32,7 @@ ETC_ENTRIES = (
     "mime.types",
     "perl",
     "protocols",
-    "python3",
+    "python3*",
     "services",
     "ssl/certs",
     "terminfo",

@@ -190,7 +190,8 @@ class NativeRuntime(Runtime):
         rlimits = [("nofile", limits.open_files), ("fsize", limits.file_size), ("core", 0)]
         if not self._spawner_facts["cgroup"]:
             # All there is without a cgroup, and each process has it for itself.
-            rlimits += [("nproc", limits.pids), ("as", limits.memory)]
+            # Not the address space: JavaScript engines reserve gigabytes of it that they never use.
+            rlimits += [("nproc", limits.pids), ("data", limits.memory)]
         return Bootstrap(
             rlimits=[Rlimit(resource=name, soft=value, hard=value) for name, value in rlimits],
             default_cwd=WORKSPACE,

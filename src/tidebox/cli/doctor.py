@@ -1,0 +1,67 @@
+"""``tidebox doctor``: what this machine can enforce, seen from inside a box and not only assumed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tidebox.cli.examination import Examination
+
+app = typer.Typer()
+
+NOT_ALL_ENFORCED = 1
+
+
+@app.command("doctor")
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Show what this machine can enforce, and what helps where it cannot.
+
+    The exit code is 0 only if every guarantee is enforced.
+    """
+    from tidebox.cli.examination import examine
+
+    found = asyncio.run(examine())
+    if as_json:
+        typer.echo(json.dumps({"healthy": found.healthy, **asdict(found)}))
+    else:
+        _print(found)
+    raise typer.Exit(0 if found.healthy else NOT_ALL_ENFORCED)
+
+
+def _print(found: Examination) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False)
+    guarantees = Table("GUARANTEE", "STATE", "HOW", "SEEN IN A BOX", box=None, pad_edge=False)
+    for check in found.checks:
+        guarantees.add_row(check.guarantee, check.state, check.how, check.seen)
+    console.print(guarantees)
+    interpreters = Table("INTERPRETER", "WHERE", "IN A BOX", box=None, pad_edge=False)
+    for interpreter in found.interpreters:
+        interpreters.add_row(interpreter.name, interpreter.path or "not found", interpreter.version or "")
+    console.print()
+    console.print(interpreters)
+    console.print()
+    for name, value in found.facts.items():
+        console.print(f"{name}: {value}")
+    remedies = dict.fromkeys(check.remedy for check in found.checks if check.remedy)
+    if found.problem or remedies:
+        console.print()
+    if found.problem:
+        console.print(f"problem: {found.problem}", soft_wrap=True)
+    for remedy in remedies:
+        console.print(f"what helps: {remedy}", soft_wrap=True)
+    console.print()
+    console.print(
+        f"the {found.runtime} runtime enforces everything here"
+        if found.healthy
+        else f"the {found.runtime} runtime does not enforce everything here: boxes are refused"
+        " (SANDBOX_ALLOW_WEAK_ISOLATION=1 accepts what is missing)",
+        soft_wrap=True,
+    )

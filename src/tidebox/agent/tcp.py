@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidebox.wire.messages import TcpConnect
 
 CONNECT_SECONDS = 30
-MAX_SESSIONS = 256
+MAX_CONNECTIONS = 256
 _HOSTS_BYTES = 65_536
 
 
@@ -80,67 +80,67 @@ class Tcp:
         self._host = host
         self._loop = loop
         self._brake = brake
-        self._sessions: dict[int, Session] = {}
+        self._connections: dict[int, Connection] = {}
 
     def knows(self, id: int) -> bool:
         """Whether a connection of that id exists."""
-        return id in self._sessions
+        return id in self._connections
 
     def connect(self, id: int, request: TcpConnect) -> None:
         """Start to connect."""
         target = f"{request.host}:{request.port}"
-        if len(self._sessions) >= MAX_SESSIONS:
-            self._host.send(id, TcpFailed(error=f"connect {target}: too many connections (max {MAX_SESSIONS})"))
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._host.send(id, TcpFailed(error=f"connect {target}: too many connections (max {MAX_CONNECTIONS})"))
             return
         found = addresses(request.host)
         if not found:
             self._host.send(id, TcpFailed(error=f"connect {target}: the host name is not known in this box"))
             return
         offer = request.bulk if self._host.speaks(BULK_GENERATION) else None
-        session = Session(id, self._host, self._loop, self._brake, target, offer, self._forget)
-        self._sessions[id] = session
-        session.connect([(family, address, request.port) for family, address in found])
+        connection = Connection(id, self._host, self._loop, self._brake, target, offer, self._forget)
+        self._connections[id] = connection
+        connection.connect([(family, address, request.port) for family, address in found])
 
     def data(self, id: int, data: Buffer) -> None:
         """Bytes for a connection."""
-        session = self._sessions.get(id)
-        if session is None:
+        connection = self._connections.get(id)
+        if connection is None:
             self._host.send(id, TcpFailed(error=f"unknown TCP session: {id}"))
         else:
-            session.data(data)
+            connection.data(data)
 
     def eof(self, id: int) -> None:
         """The host's end of a connection; one that is unknown has ended already."""
-        session = self._sessions.get(id)
-        if session is not None:
-            session.eof()
+        connection = self._connections.get(id)
+        if connection is not None:
+            connection.eof()
 
     def close(self, id: int) -> None:
         """Abort; no answer is owed."""
-        session = self._sessions.get(id)
-        if session is not None:
-            session.abort()
+        connection = self._connections.get(id)
+        if connection is not None:
+            connection.abort()
 
     def record(self, record: BulkRecord) -> None:
         """A bulk record; late ones of a connection that has ended are dropped."""
-        session = self._sessions.get(record.id)
-        if session is not None:
-            session.record(record)
+        connection = self._connections.get(record.id)
+        if connection is not None:
+            connection.record(record)
 
-    def bulk(self, id: int) -> Session | None:
+    def bulk(self, id: int) -> Connection | None:
         """The connection that a bulk control message is for."""
-        return self._sessions.get(id)
+        return self._connections.get(id)
 
     def disconnected(self, first: int, end: int) -> None:
         """A client is gone, and so are its connections."""
-        for id in [id for id in self._sessions if first <= id < end]:
-            self._sessions[id].abort()
+        for id in [id for id in self._connections if first <= id < end]:
+            self._connections[id].abort()
 
     def _forget(self, id: int) -> None:
-        del self._sessions[id]
+        del self._connections[id]
 
 
-class Session:
+class Connection:
     """One connection: first to be made, then two flows that end apart from each other."""
 
     def __init__(

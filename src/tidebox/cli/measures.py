@@ -1,0 +1,341 @@
+"""What ``tidebox bench`` measures: each figure beside its yardstick, the two taken in turns in the same run.
+
+Absolute times are noise on shared machines, ratios are not; and what refills or cleans up in the background must not
+run while the yardstick does, or the ratio flatters us. So every sample waits until the engine is at rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import multiprocessing
+import os
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from tidebox.cli.yardsticks import (
+    BareProgram,
+    YardstickFailed,
+    bubblewrap,
+    pipe_megabytes_per_second,
+    pss_of_cells,
+)
+from tidebox.config import load_settings
+from tidebox.embedded import Engine, run_on
+from tidebox.errors import TideboxError
+from tidebox.model.limits import MIB
+from tidebox.runtime.base import BoxSpec
+from tidebox.runtime.link import Link
+
+Answer = TypeVar("Answer")
+
+WARM_UP = 3
+IDLE_SECONDS = 0.5
+AT_ONCE = 8
+CELLS = 4
+PARKED_MIB = 4.0
+TRANSFER_MB_PER_SECOND = 300.0
+TRANSFER_RATIO = 0.3
+
+_PYTHON_HELLO = "print('hello')"
+_NODE_HELLO = "console.log('hello')"
+# A parked interpreter is told from one that still prepares itself by the quiet afterwards.
+_REST_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    samples: int
+    idle_samples: int
+    rounds: int
+    runs_per_round: int
+    transfers: int
+    transfer_bytes: int
+
+
+FULL = Effort(samples=100, idle_samples=20, rounds=5, runs_per_round=160, transfers=5, transfer_bytes=128 * MIB)
+QUICK = Effort(samples=10, idle_samples=3, rounds=1, runs_per_round=40, transfers=1, transfer_bytes=16 * MIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """A series of measurements, in the row's unit."""
+
+    p50: float
+    p95: float
+    n: int
+
+    @classmethod
+    def of(cls, values: list[float]) -> Samples:
+        ordered = sorted(values)
+        return cls(statistics.median(ordered), ordered[math.ceil(0.95 * len(ordered)) - 1], len(ordered))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure: ours, the yardstick's, their ratio, and what must hold."""
+
+    what: str
+    yardstick: str
+    hold: str
+    unit: str
+    met: bool | None = None
+    ratio: float | None = None
+    ours: Samples | None = None
+    theirs: Samples | None = None
+    skipped: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Title:
+    what: str
+    yardstick: str
+    hold: float
+    better: Literal["lower", "higher"]
+    unit: str
+
+    def row(self, ours: list[float], theirs: list[float]) -> Row:
+        mine, other = Samples.of(ours), Samples.of(theirs)
+        ratio = mine.p50 / other.p50
+        lower = self.better == "lower"
+        return Row(
+            what=self.what,
+            yardstick=self.yardstick,
+            hold=f"{'<=' if lower else '>='} {self.hold:g}",
+            unit=self.unit,
+            met=ratio <= self.hold if lower else ratio >= self.hold,
+            ratio=ratio,
+            ours=mine,
+            theirs=other,
+        )
+
+
+class Bench:
+    """Engines on a loop and thread of their own, as ``tidebox.run`` has one."""
+
+    def __init__(self, effort: Effort, directory: Path) -> None:
+        self._effort = effort
+        self._directory = directory
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="bench", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the loop."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def rows(self) -> Iterator[Row]:
+        """Every row, as it is measured."""
+        with self._engine(pool_python=CELLS) as engine:
+            python = BareProgram(engine.runtime.interpreters.python, "-c", _PYTHON_HELLO)
+            yield self._hello(engine, "Python hello, parked cell", "bare python3 -c", python, hold=0.2)
+            yield self._sustained(engine, python)
+            yield self._parked_memory(engine)
+        with self._engine() as engine:
+            for idle in (0.0, IDLE_SECONDS):
+                what = "Python hello, pool empty" + (f", after {idle:g} s of idle" if idle else "")
+                yield self._hello(engine, what, "bare python3 -c", python, hold=0.5, idle=idle)
+            yield self._cold_shell(engine)
+            yield from self._transfers(engine)
+        yield self._node()
+
+    def _hello(
+        self, engine: Engine, what: str, name: str, bare: BareProgram, *, hold: float, idle: float = 0.0, **program: Any
+    ) -> Row:
+        count = self._effort.idle_samples if idle else self._effort.samples
+        ours, theirs = [], []
+        for number in range(WARM_UP + count):
+            self._rest(engine)
+            time.sleep(idle)
+            mine = self._hello_seconds(engine, **program or {"code": _PYTHON_HELLO})
+            self._rest(engine)
+            time.sleep(idle)
+            other = bare.seconds()
+            if number >= WARM_UP:
+                ours.append(mine * 1000)
+                theirs.append(other * 1000)
+        return _Title(what=what, yardstick=name, hold=hold, better="lower", unit="ms").row(ours, theirs)
+
+    def _hello_seconds(self, engine: Engine, **program: Any) -> float:
+        start = time.perf_counter()
+        result = self._call(run_on(engine, **program))
+        seconds = time.perf_counter() - start
+        if result.stdout != b"hello\n" or not result.ok:
+            raise TideboxError(f"a box did not say hello but {result!r}")
+        return seconds
+
+    def _node(self) -> Row:
+        what, name = "JavaScript hello, parked cell", "bare node -e"
+        with self._engine(pool_node=1) as engine:
+            node = engine.runtime.interpreters.node
+            if node is None:
+                return Row(what=what, yardstick=name, hold="<= 0.25", unit="ms", skipped="node is not installed")
+            bare = BareProgram(node, "-e", _NODE_HELLO)
+            return self._hello(engine, what, name, bare, hold=0.25, code=_NODE_HELLO, language="javascript")
+
+    def _cold_shell(self, engine: Engine) -> Row:
+        what, name, words = "sh hello, cold box", "bwrap --unshare-all sh -c", ("/bin/sh", "-c", "echo hello")
+        bare = bubblewrap(*words)
+        try:
+            if bare is None:
+                raise YardstickFailed("bwrap is not installed")
+            return self._hello(engine, what, name, bare, hold=1.0, command=["sh", *words[1:]])
+        except YardstickFailed as error:
+            return Row(what=what, yardstick=name, hold="<= 1", unit="ms", skipped=str(error))
+
+    def _sustained(self, engine: Engine, bare: BareProgram) -> Row:
+        count = self._effort.runs_per_round
+        ours, theirs = [], []
+        for _ in range(self._effort.rounds):
+            self._rest(engine)
+            start = time.perf_counter()
+            self._call(_many_hellos(engine, count))
+            ours.append(count / (time.perf_counter() - start))
+            self._rest(engine)
+            theirs.append(bare.per_second(count, AT_ONCE))
+        title = _Title(
+            what=f"Python hello, {AT_ONCE} at once",
+            yardstick=f"bare python3 -c, {AT_ONCE} at once",
+            hold=1.5,
+            better="higher",
+            unit="runs/s",
+        )
+        return title.row(ours, theirs)
+
+    def _parked_memory(self, engine: Engine) -> Row:
+        row = Row(
+            what="memory of a parked Python cell with its agent",
+            yardstick="PSS",
+            hold=f"<= {PARKED_MIB:g} MiB",
+            unit="MiB",
+        )
+        self._rest(engine)
+        spawner = engine.runtime.spawner_pid()
+        assert spawner is not None
+        try:
+            sizes = [size / MIB for size in pss_of_cells(spawner)]
+        except PermissionError:
+            return replace(row, skipped="only root may read the memory of a box's processes")
+        ours = Samples.of(sizes)
+        return replace(row, met=ours.p50 <= PARKED_MIB, ours=ours)
+
+    def _transfers(self, engine: Engine) -> Iterator[Row]:
+        """A file into a box and out again, by a client in another process."""
+        size = self._effort.transfer_bytes
+        spec = BoxSpec(shared=True, sandbox_id="sb-bench")
+        box = self._call(engine.runtime.open(spec))
+        try:
+            path = str(self._directory / "run" / "agents" / "sb-bench.sock")
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as client:
+                speeds = [client.submit(transfer, path, size).result() for _ in range(1 + self._effort.transfers)]
+        finally:
+            self._call(box.close())
+        into, out_of, pipe = (list(column) for column in zip(*speeds[1:], strict=True))
+        for what, values in (
+            ("file into a box, through the relay", into),
+            ("file out of a box, through the relay", out_of),
+        ):
+            ours, theirs = Samples.of(values), Samples.of(pipe)
+            ratio = ours.p50 / theirs.p50
+            yield Row(
+                what=what,
+                yardstick="bytes through a pipe",
+                hold=f">= {TRANSFER_RATIO:g} or {TRANSFER_MB_PER_SECOND:g} MB/s",
+                unit="MB/s",
+                met=ratio >= TRANSFER_RATIO or ours.p50 >= TRANSFER_MB_PER_SECOND,
+                ratio=ratio,
+                ours=ours,
+                theirs=theirs,
+            )
+
+    @contextmanager
+    def _engine(self, **pool: int) -> Iterator[Engine]:
+        """An engine that keeps the cells named, and no others."""
+        sizes = {"pool_python": 0, "pool_node": 0, "pool_elixir": 0} | pool
+        engine = self._call(self._start(sizes))
+        try:
+            yield engine
+        finally:
+            self._call(engine.close())
+
+    async def _start(self, sizes: dict[str, int]) -> Engine:
+        engine = Engine(load_settings(data_dir=self._directory, **sizes))
+        engine.start()
+        return engine
+
+    def _rest(self, engine: Engine) -> None:
+        self._call(_at_rest(engine))
+        time.sleep(_REST_SECONDS)
+
+    def _call(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _at_rest(engine: Engine) -> None:
+    """Wait until the pool is full again and nothing of earlier boxes is left to remove."""
+    await engine.driver.close()
+    await engine.pool.filled()
+
+
+async def _many_hellos(engine: Engine, count: int) -> None:
+    """So many that refilling and cleaning up are part of the price."""
+    numbers = iter(range(count))
+
+    async def worker() -> None:
+        for _ in numbers:
+            result = await run_on(engine, _PYTHON_HELLO)
+            if not result.ok:
+                raise TideboxError(f"a box did not say hello but {result!r}")
+
+    await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
+    await _at_rest(engine)
+
+
+def transfer(path: str, size: int) -> tuple[float, float, float]:
+    """MB/s into the box at a relay's socket, out of it, and through a pipe."""
+    into, out_of = asyncio.run(_transfer(path, size))
+    return into, out_of, pipe_megabytes_per_second(size)
+
+
+async def _transfer(path: str, size: int) -> tuple[float, float]:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    connection.setblocking(False)
+    link = await Link.open(connection, through_relay=True)
+    try:
+        content = os.urandom(size)
+        start = time.perf_counter()
+        await link.files.write("/workspace/transfer", content)
+        written = time.perf_counter()
+        received = 0
+        async for chunk in link.files.read("/workspace/transfer"):
+            received += len(chunk)
+        read = time.perf_counter()
+    finally:
+        await link.close()
+    if received != size:
+        raise TideboxError(f"{received} of {size} bytes came back")
+    return size / (written - start) / 1e6, size / (read - written) / 1e6
+
+
+def measure(effort: Effort) -> Iterator[Row]:
+    """All rows, one by one."""
+    with tempfile.TemporaryDirectory(prefix="tidebox-bench-") as directory:
+        bench = Bench(effort, Path(directory))
+        try:
+            yield from bench.rows()
+        finally:
+            bench.close()

@@ -1,0 +1,143 @@
+"""The yardsticks of ``tidebox bench``: programs outside any box, in a clean environment, cheaply started."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+# Nothing that makes an interpreter read or import more at its start than it must.
+_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+_BLOCK = 1 << 20
+
+
+class YardstickFailed(Exception):
+    """The program to compare with does not work on this machine."""
+
+
+class BareProgram:
+    """A program that prints ``hello``."""
+
+    def __init__(self, *argv: str) -> None:
+        self._argv = argv
+
+    def seconds(self) -> float:
+        """How long one takes from its start until it is gone and all it said was read."""
+        start = time.perf_counter()
+        pid, output = _start(self._argv)
+        text = _read_all(output)
+        self._end(pid, text)
+        return time.perf_counter() - start
+
+    def per_second(self, count: int, at_once: int) -> float:
+        """How many run per second, ``at_once`` of them at any time."""
+        left = count
+        running: dict[int, int] = {}
+        start = time.perf_counter()
+        with selectors.DefaultSelector() as selector:
+            while left or running:
+                while left and len(running) < at_once:
+                    pid, output = _start(self._argv)
+                    running[output] = pid
+                    selector.register(output, selectors.EVENT_READ)
+                    left -= 1
+                for key, _ in selector.select():
+                    selector.unregister(key.fd)
+                    # Its few bytes and its end come at the same time.
+                    self._end(running.pop(key.fd), _read_all(key.fd))
+        return count / (time.perf_counter() - start)
+
+    def _end(self, pid: int, text: bytes) -> None:
+        _, status = os.waitpid(pid, 0)
+        if status or text != b"hello\n":
+            raise YardstickFailed(f"{self._argv[0]} does not work here (exit status {status})")
+
+
+def bubblewrap(*argv: str) -> BareProgram | None:
+    """The same in a sandbox of bubblewrap's with all its namespaces, where it is installed."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return None
+    return BareProgram(
+        program, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *argv
+    )
+
+
+def pipe_megabytes_per_second(size: int) -> float:
+    """How fast another program's bytes come through a pipe."""
+    argv = ("/bin/dd", "if=/dev/zero", f"bs={_BLOCK}", f"count={size // _BLOCK}", "status=none")
+    pid, output = _start(argv)
+    total = len(os.read(output, _BLOCK))
+    start, counted_from = time.perf_counter(), total
+    while chunk := os.read(output, _BLOCK):
+        total += len(chunk)
+    seconds = time.perf_counter() - start
+    os.close(output)
+    os.waitpid(pid, 0)
+    if total != size:
+        raise YardstickFailed("dd does not work here")
+    return (total - counted_from) / seconds / 1e6
+
+
+def pss_of_cells(spawner: int) -> list[int]:
+    """The proportional memory in bytes of each box of a spawner: its agent and everything below that."""
+    children = _children()
+    templates = children.get(spawner, [])
+    agents = [agent for template in templates for agent in children.get(template, [])]
+    sizes = []
+    for agent in agents:
+        family, todo = 0, [agent]
+        while todo:
+            pid = todo.pop()
+            todo += children.get(pid, [])
+            family += _pss(pid)
+        sizes.append(family)
+    return sizes
+
+
+def _children() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue  # it ended while we looked
+            found.setdefault(parent, []).append(int(entry.name))
+    return found
+
+
+def _pss(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise YardstickFailed(f"the kernel does not tell the memory of process {pid}")
+
+
+def _start(argv: Sequence[str]) -> tuple[int, int]:
+    """A program's pid and the descriptor of what it prints."""
+    output, theirs = os.pipe()
+    try:
+        pid = os.posix_spawn(
+            argv[0],
+            list(argv),
+            _ENVIRONMENT,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, theirs, 1),
+            ],
+        )
+    finally:
+        os.close(theirs)
+    return pid, output
+
+
+def _read_all(descriptor: int) -> bytes:
+    parts = []
+    while chunk := os.read(descriptor, 4096):
+        parts.append(chunk)
+    os.close(descriptor)
+    return b"".join(parts)

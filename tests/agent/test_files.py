@@ -87,9 +87,6 @@ def test_stat_of_what_is_neither(agent: Peer, tmp_path: Path) -> None:
         (fs.List(path="/etc/passwd"), "list: Not a directory (os error 20)"),
         (fs.ReadLink(path="/etc/passwd"), "readlink: Invalid argument (os error 22)"),
         (fs.Remove(path="/no/such"), "remove: No such file or directory (os error 2)"),
-        (fs.Remove(path="/proc"), "remove: Is a directory (os error 21)"),
-        (fs.RemoveDir(path="/etc/passwd", recursive=False), "remove_dir: Not a directory (os error 20)"),
-        (fs.RemoveDir(path="/etc/passwd", recursive=True), "remove_dir: Not a directory (os error 20)"),
         (fs.Copy(src="/no/such", dst="/tmp/x"), "copy: No such file or directory (os error 2)"),
         (fs.Rename(src="/no/such", dst="/tmp/x"), "rename: No such file or directory (os error 2)"),
         (fs.RealPath(path="/no/such/thing"), "realpath: No such file or directory (os error 2)"),
@@ -196,6 +193,15 @@ def test_remove(agent: Peer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert agent.fs(fs.Remove(path=str(tmp_path / "file"))).ok
     assert not (tmp_path / "file").exists()
+
+
+def test_remove_of_the_wrong_kind(agent: Peer, tmp_path: Path) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "file").touch()
+    assert agent.fs(fs.Remove(path=str(tmp_path / "dir"))).error == "remove: Is a directory (os error 21)"
+    for recursive in (False, True):
+        response = agent.fs(fs.RemoveDir(path=str(tmp_path / "file"), recursive=recursive))
+        assert response.error == "remove_dir: Not a directory (os error 20)"
 
 
 def test_remove_directory(agent: Peer, tmp_path: Path) -> None:

@@ -107,6 +107,12 @@ def test_programs_run_as_the_user(special: Peer) -> None:
 
 
 @as_root
+def test_standard_streams_can_be_opened_by_name(special: Peer) -> None:
+    outcome = special.run_sh("cat /dev/stdin > /dev/stdout; echo err > /dev/stderr", stdin=b"in")
+    assert (outcome.stdout, outcome.stderr) == (b"in", b"err\n")
+
+
+@as_root
 def test_the_user_by_its_name_in_the_box(special: Peer) -> None:
     assert special.run("id", "-u", user="boxuser").stdout == b"65534\n"
 

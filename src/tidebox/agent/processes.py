@@ -19,7 +19,7 @@ from tidebox.wire.messages import ExecStarted, ExecStderr, ExecStdout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tidebox.agent.flow import InputBrake
     from tidebox.agent.host import Host
@@ -159,11 +159,13 @@ class Processes:
             if self._setup.leaves is not None:
                 start.leaf = execution.leaf = self._setup.leaves.make()
             pid = os.fork()
-        except OSError as error:
+        except (OSError, CannotStart) as error:
             for fd in opened:
                 os.close(fd)
             if start.leaf is not None and self._setup.leaves is not None:
                 self._setup.leaves.remove(start.leaf)
+            if isinstance(error, CannotStart):
+                raise
             raise failure(request, error.errno or errno.EIO) from error
         if pid == 0:
             child.become(start, self._setup, status_write, self._signals)
@@ -233,10 +235,10 @@ class Processes:
                 os.set_blocking(fd, False)
             streams = [Stream(stdout, ExecStdout), Stream(stderr, ExecStderr)]
             theirs = (stdin_read, stdout_write, stderr_write)
-            if (user.uid, user.gid) != (os.getuid(), os.getgid()):
-                for fd in theirs:
-                    # The user opens /dev/stdout anew, and then the owner of the pipe counts.
-                    os.fchown(fd, user.uid, user.gid)
+            try:
+                _give(theirs, user)
+            except OSError as error:
+                raise failure(request, error.errno or errno.EIO, child.STEP_USER) from error
         paced = generation >= FLOW_CONTROL_GENERATION and self._host.speaks(FLOW_CONTROL_GENERATION)
         execution = Execution(
             id, self._host, self._loop, self._brake, streams, terminal, stdin, paced, self._end, self.collect
@@ -326,6 +328,13 @@ class Processes:
             self._leftovers.add(fd)
         if execution.leaf is not None and self._setup.leaves is not None:
             self._setup.leaves.remove(execution.leaf)
+
+
+def _give(pipes: Iterable[int], user: User) -> None:
+    """Make them the user's own: a program that opens /dev/stdout anew is let in by the owner of the pipe."""
+    if (user.uid, user.gid) != (os.getuid(), os.getgid()):
+        for fd in pipes:
+            os.fchown(fd, user.uid, user.gid)
 
 
 def _pipe(opened: list[int]) -> tuple[int, int]:

@@ -29,6 +29,7 @@ class Settings(BaseSettings):
         default=None,
         description="The interpreter of the host image; by default the system's python3, if it is new enough.",
     )
+    pool_blank: int = Field(default=2, ge=0, le=256, description="Boxes kept ready without an interpreter.")
     pool_python: int = Field(default=4, ge=0, le=256, description="Parked cells for Python, shell and plain commands.")
     pool_node: int = Field(default=1, ge=0, le=64, description="Parked cells for JavaScript.")
     pool_elixir: int = Field(default=0, ge=0, le=16, description="Parked cells for Elixir; each is a whole BEAM.")

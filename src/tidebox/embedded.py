@@ -42,8 +42,11 @@ class Engine:
     def _pool_sizes(self) -> dict[CellKey, int]:
         found = self.runtime.interpreters
         spec = BoxSpec()
+        python = CellKey.of(self.runtime, "python", spec)
         return {
-            CellKey.of(self.runtime, "python", spec): self.settings.pool_python,
+            # Blank boxes first: they serve everything.
+            python.blank: self.settings.pool_blank,
+            python: self.settings.pool_python,
             CellKey.of(self.runtime, "node", spec): self.settings.pool_node if found.node else 0,
             CellKey.of(self.runtime, "elixir", spec): self.settings.pool_elixir if found.elixir else 0,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidebox.wire.messages import OUTPUT_ACK_OVERHEAD, ExecLimits
+from tidebox.wire.messages import EXEC_LIMITS, OUTPUT_ACK_OVERHEAD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,26 +10,15 @@ if TYPE_CHECKING:
 
     from tidebox.agent.loop import Loop, Timer
 
-MAX_EXECUTIONS = 64
-INPUT_LIMIT = 1 << 20
-OUTPUT_LIMIT = 1 << 20
-CHUNK_SIZE = 65_536
+MAX_EXECUTIONS = EXEC_LIMITS.max_executions
+INPUT_LIMIT = EXEC_LIMITS.input_limit
+OUTPUT_LIMIT = EXEC_LIMITS.output_limit
+CHUNK_SIZE = EXEC_LIMITS.output_chunk_size
 
 # What a peer without flow control may have queued for one program or connection before it is held back.
 UNPACED_INPUT_LIMIT = 8 << 20
 # A sink that takes nothing for this long while it holds everybody else back has its input dropped, with an error.
 PATIENCE_SECONDS = 0.25
-
-
-def limits() -> ExecLimits:
-    """What core.ready advertises."""
-    return ExecLimits(
-        max_executions=MAX_EXECUTIONS,
-        input_limit=INPUT_LIMIT,
-        output_limit=OUTPUT_LIMIT,
-        stdin_chunk_size=CHUNK_SIZE,
-        output_chunk_size=CHUNK_SIZE,
-    )
 
 
 class OutputWindow:

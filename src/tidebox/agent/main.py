@@ -93,7 +93,7 @@ class Setup:
         builtins: dict[str, Callable[[list[str]], NoReturn]],
         leaves: Leaves | None = None,
         oom_score_fd: int | None = None,
-        bootstrap: bool = True,
+        bootstrap: bool | messages.Bootstrap = True,
     ) -> None:
         self.sock = sock
         self.generation = generation
@@ -176,7 +176,11 @@ class Agent:
             messages.RootDiskPrepare: self._unavailable,
             messages.RootDiskGrow: self._unavailable,
         }
-        if not setup.bootstrap:
+        if isinstance(setup.bootstrap, messages.Bootstrap):
+            # Whoever started the agent knew it already: nothing to wait for.
+            self._processes.configure(setup.bootstrap)
+            self._ready()
+        elif not setup.bootstrap:
             self._ready()
         elif setup.generation >= messages.Bootstrap.GENERATION:
             self._boot = self._bootstrap
@@ -282,7 +286,7 @@ class Agent:
 
     def _ready(self) -> None:
         self._boot_timer.cancel()
-        limits = flow.limits() if self._setup.generation >= FLOW_CONTROL_GENERATION else None
+        limits = messages.EXEC_LIMITS if self._setup.generation >= FLOW_CONTROL_GENERATION else None
         now = time.monotonic_ns()
         self._host.send(
             0,

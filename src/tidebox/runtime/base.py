@@ -245,8 +245,8 @@ class Runtime(abc.ABC):
     name: str
 
     @abc.abstractmethod
-    def parking(self, kind: CellKind, image: str) -> Command:
-        """The command that starts and parks an interpreter of ``kind`` in a box of ``image``."""
+    def parking(self, kind: CellKind, image: str, at_once: bool = False) -> Command:
+        """The command that parks an interpreter of ``kind`` in a box of ``image``; ``at_once`` if its program waits."""
 
     @abc.abstractmethod
     async def probe(self) -> Report:

@@ -1,5 +1,8 @@
 """Cells: single-use boxes whose interpreter is started and parked; and the pool that keeps some ready.
 
+Beside the cells the pool keeps a few blank boxes: whole boxes in which no interpreter was started yet. A blank one serves
+any program of its shape when no cell is parked for it, at a fraction of the price of a new box.
+
 A cell serves one program. An empty pool is no error: the same cell is then made on the spot. The pool refills one
 cell at a time in
 the background, so that running work is never starved by cells that may not be needed, replaces cells that died or
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from tidebox.errors import TideboxError
 from tidebox.model.limits import Limits
-from tidebox.runtime.base import Box, BoxSpec, Exec, Runtime
+from tidebox.runtime.base import Box, BoxSpec, Command, Exec, Runtime
 
 if TYPE_CHECKING:
     from tidebox.model.launch import Cell as CellKind
@@ -31,7 +34,8 @@ _RETRY_SECONDS = 1.0
 class CellKey:
     """What of a cell cannot be changed after it was parked."""
 
-    kind: CellKind
+    kind: CellKind | None
+    """None for a blank box."""
     image: str
     executable: bool
     workspace: int
@@ -55,6 +59,11 @@ class CellKey:
             limits.file_size,
         )
 
+    @property
+    def blank(self) -> CellKey:
+        """The key of a blank box of the same shape."""
+        return replace(self, kind=None)
+
     def spec(self, limits: Limits) -> BoxSpec:
         """The box this key describes, with ``limits`` for what can still be changed."""
         fixed = replace(
@@ -65,16 +74,16 @@ class CellKey:
 
 @dataclass(slots=True)
 class Cell:
-    """A box with its parked interpreter."""
+    """A box with its parked interpreter, or a blank one without."""
 
     box: Box
-    parked: Exec
+    parked: Exec | None
     made: float
 
     @property
     def fit(self) -> bool:
-        """Whether its interpreter still waits."""
-        return not self.box.gone and not self.parked.ended
+        """Whether it, and its interpreter if it has one, still waits."""
+        return not self.box.gone and not (self.parked is not None and self.parked.ended)
 
 
 class Pool:
@@ -105,31 +114,45 @@ class Pool:
         """How many cells are ready for ``key``."""
         return len(self._ready.get(key, ()))
 
+    def made(self) -> list[float]:
+        """When each ready cell was made, by the monotonic clock."""
+        return [cell.made for cells in self._ready.values() for cell in cells]
+
     def parked_total(self) -> int:
         """How many cells are ready or being made."""
         return sum(map(len, self._ready.values())) + self._making
 
     async def take(self, key: CellKey, limits: Limits, first_input: bytes = b"") -> tuple[Box, Exec]:
         """A cell under ``limits`` that has been sent ``first_input``: a parked one, or one made now."""
+        cell = self._pop(key) or self._pop(key.blank)
+        if cell is None:
+            box = await self._open(key, limits, first_input, at_once=True)
+            assert box.first is not None
+            return box, box.first
+        await cell.box.adjust(limits)
+        parked = cell.parked or await cell.box.exec(self._parking(key, at_once=True))
+        if first_input:
+            await parked.write(first_input)
+        return cell.box, parked
+
+    def _pop(self, key: CellKey) -> Cell | None:
         ready = self._ready.get(key)
         while ready:
             cell = ready.popleft()
             self._full.clear()
             self._wake.set()
-            if not cell.fit:
-                self._discard(cell)
-                continue
-            await cell.box.adjust(limits)
-            if first_input:
-                await cell.parked.write(first_input)
-            return cell.box, cell.parked
-        box = await self._open(key, limits, first_input)
-        assert box.first is not None
-        return box, box.first
+            if cell.fit:
+                return cell
+            self._discard(cell)
+        return None
 
-    async def _open(self, key: CellKey, limits: Limits, first_input: bytes = b"") -> Box:
-        command = self._runtime.parking(key.kind, key.image)
-        return await self._runtime.open(key.spec(limits), first=command, first_input=first_input)
+    def _parking(self, key: CellKey, at_once: bool = False) -> Command:
+        assert key.kind is not None
+        return self._runtime.parking(key.kind, key.image, at_once)
+
+    async def _open(self, key: CellKey, limits: Limits, first_input: bytes = b"", *, at_once: bool = False) -> Box:
+        first = None if key.kind is None else self._parking(key, at_once)
+        return await self._runtime.open(key.spec(limits), first=first, first_input=first_input)
 
     async def _keep(self) -> None:
         while True:
@@ -144,7 +167,6 @@ class Pool:
             self._making = 1
             try:
                 box = await self._open(key, self._limits)
-                assert box.first is not None
                 self._ready[key].append(Cell(box, box.first, time.monotonic()))
                 box.on_gone(self._wake.set)
             except TideboxError:

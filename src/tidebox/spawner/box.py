@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import os
 
 from tidebox.agent.main import Setup, serve
 from tidebox.spawner import channel, confine, steps, warm
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.leaves import Leaves
+from tidebox.wire.messages import Bootstrap, EnvVar, Rlimit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,15 +19,28 @@ if TYPE_CHECKING:
 USER_UID = 1000
 
 
+class Shape:
+    """What boxes of one kind have in common, told to the template once and decoded before they are cloned."""
+
+    def __init__(self, message: dict[str, Any]) -> None:
+        # In two parts: what can be done while the template maps the ids, and what needs them.
+        self.before: list[list[Any]] = message["before"]
+        self.after: list[list[Any]] = message["after"]
+        self.generation: int = message["generation"]
+        self.bootstrap = Bootstrap(
+            rlimits=[Rlimit(resource=name, soft=value, hard=value) for name, value in message["rlimits"]],
+            default_cwd=message["cwd"],
+            default_env=[EnvVar(key=name, value=value) for name, value in message["env"]],
+        )
+
+
 class BoxOrder:
     """What the spawner asks a template for. Descriptors: the agent's socket, then those of the cgroup."""
 
-    def __init__(self, message: dict[str, Any], descriptors: list[int]) -> None:
+    def __init__(self, message: dict[str, Any], descriptors: list[int], shape: Shape) -> None:
         self.box: str = message["box"]
         self.number: int = message["number"]
-        # In two parts: what can be done while the template maps the ids, and what needs them.
-        self.plan: list[list[list[Any]]] = message["plan"]
-        self.generation: int = message["generation"]
+        self.shape = shape
         self.cgroup_version: int = message["cgroup"]
         self.leaf_count: int = message["leaves"]
         self.descriptors = descriptors
@@ -72,8 +86,7 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
             os.write(descriptor, b"0")
         except OSError as error:
             raise steps.StepFailed("attach to the cgroup", error) from error
-    before, after = order.plan
-    steps.execute(before)
+    steps.execute(order.shape.before)
     if os.read(gate, 1) != b"+":
         return None
     user = (USER_UID, USER_UID)
@@ -85,7 +98,7 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
         os.setresuid(init[0], init[0], init[0])
     except OSError as error:
         raise steps.StepFailed("become init", error) from error
-    steps.execute(after)
+    steps.execute(order.shape.after)
     try:
         # For init alone: programs see /proc read-only, and init must raise their OOM score above its own.
         writable_proc = sys_.open_tree("/proc")
@@ -102,13 +115,14 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     return Setup(
         sock=order.socket,
-        generation=order.generation,
+        generation=order.shape.generation,
         user=user,
         default_user_name="user",
         confine=confine.confine_program,
         builtins={"python": warm.park},
         leaves=Leaves(order.leaf_directories, order.cgroup_version) if order.leaf_directories else None,
         oom_score_fd=writable_proc,
+        bootstrap=order.shape.bootstrap,
     )
 
 

@@ -147,9 +147,21 @@ class Leaf:
 
     paths: dict[str, str]
     _inner = ""
+    # The counters of this kernel: the same for every leaf, so looked for once.
+    _present: frozenset[str] | None = None
 
-    def limit(self, memory: int | None, pids: int | None, quota_us: int | None, shares: int | None) -> None:
-        """Set the limits that are given; ``quota_us`` of cpu time in every 100 ms."""
+    def __init__(self, paths: dict[str, str]) -> None:
+        self.paths = paths
+        self._limits: dict[str, int] = {}
+
+    def limit(self, **limits: int) -> None:
+        """Set memory, pids, quota (us of cpu time in every 100 ms) and shares, as far as they are not set already."""
+        for name, value in limits.items():
+            if self._limits.get(name) != value:
+                self._set(name, value)
+                self._limits[name] = value
+
+    def _set(self, name: str, value: int) -> None:
         raise NotImplementedError
 
     def attach_descriptors(self) -> list[int]:
@@ -162,6 +174,13 @@ class Leaf:
 
     def files(self) -> dict[str, str]:
         """Where usage is read; a counter this kernel does not have is absent."""
+        found = self._counters()
+        present = self._present
+        if present is None:
+            present = type(self)._present = frozenset(name for name, path in found.items() if os.path.exists(path))
+        return {name: path for name, path in found.items() if name in present}
+
+    def _counters(self) -> dict[str, str]:
         raise NotImplementedError
 
     def delegate(self, uid: int) -> list[int]:
@@ -194,18 +213,15 @@ class CgroupsV1(Cgroups):
 class LeafV1(Leaf):
     """A leaf in each v1 hierarchy."""
 
-    def __init__(self, paths: dict[str, str]) -> None:
-        self.paths = paths
-
-    def limit(self, memory: int | None, pids: int | None, quota_us: int | None, shares: int | None) -> None:
-        if memory is not None:
-            self._limit_memory(memory)
-        if pids is not None:
-            _write(self.paths["pids"] + "/pids.max", pids)
-        if quota_us is not None:
-            _write(self.paths["cpu"] + "/cpu.cfs_quota_us", quota_us)
-        if shares is not None:
-            _write(self.paths["cpu"] + "/cpu.shares", shares)
+    def _set(self, name: str, value: int) -> None:
+        if name == "memory":
+            self._limit_memory(value)
+        elif name == "pids":
+            _write(self.paths["pids"] + "/pids.max", value)
+        elif name == "quota":
+            _write(self.paths["cpu"] + "/cpu.cfs_quota_us", value)
+        elif name == "shares":
+            _write(self.paths["cpu"] + "/cpu.shares", value)
 
     def _limit_memory(self, memory: int) -> None:
         plain = self.paths["memory"] + "/memory.limit_in_bytes"
@@ -227,15 +243,14 @@ class LeafV1(Leaf):
     def freeze(self, frozen: bool) -> None:
         _write(self.paths["freezer"] + "/freezer.state", "FROZEN" if frozen else "THAWED")
 
-    def files(self) -> dict[str, str]:
-        found = {
+    def _counters(self) -> dict[str, str]:
+        return {
             "cpu": self.paths["cpuacct"] + "/cpuacct.usage",
             "peak": self.paths["memory"] + "/memory.max_usage_in_bytes",
             "oom": self.paths["memory"] + "/memory.oom_control",
             "pids": self.paths["pids"] + "/pids.peak",
             "now": self.paths["pids"] + "/pids.current",
         }
-        return {name: path for name, path in found.items() if os.path.exists(path)}
 
     def delegate(self, uid: int) -> list[int]:
         self._inner = _AGENT_LEAF
@@ -314,21 +329,21 @@ class LeafV2(Leaf):
     """A leaf in the unified hierarchy."""
 
     def __init__(self, path: str) -> None:
+        super().__init__({"unified": path})
         self.path = path
-        self.paths = {"unified": path}
 
-    def limit(self, memory: int | None, pids: int | None, quota_us: int | None, shares: int | None) -> None:
-        if memory is not None:
+    def _set(self, name: str, value: int) -> None:
+        if name == "memory":
             if os.path.exists(self.path + "/memory.swap.max"):
                 _write(self.path + "/memory.swap.max", 0)
-            _write(self.path + "/memory.max", memory)
-        if pids is not None:
-            _write(self.path + "/pids.max", pids)
-        if quota_us is not None:
-            _write(self.path + "/cpu.max", f"{quota_us} {_PERIOD_US}")
-        if shares is not None:
+            _write(self.path + "/memory.max", value)
+        elif name == "pids":
+            _write(self.path + "/pids.max", value)
+        elif name == "quota":
+            _write(self.path + "/cpu.max", f"{value} {_PERIOD_US}")
+        elif name == "shares":
             # The conversion systemd and the container engines use: 2..262144 shares to 1..10000 weight.
-            _write(self.path + "/cpu.weight", 1 + (shares - 2) * 9999 // 262142)
+            _write(self.path + "/cpu.weight", 1 + (value - 2) * 9999 // 262142)
 
     def attach_descriptors(self) -> list[int]:
         return [os.open(self.path + self._inner, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
@@ -336,15 +351,14 @@ class LeafV2(Leaf):
     def freeze(self, frozen: bool) -> None:
         _write(self.path + "/cgroup.freeze", 1 if frozen else 0)
 
-    def files(self) -> dict[str, str]:
-        found = {
+    def _counters(self) -> dict[str, str]:
+        return {
             "cpu": self.path + "/cpu.stat",
             "peak": self.path + "/memory.peak",
             "oom": self.path + "/memory.events",
             "pids": self.path + "/pids.peak",
             "now": self.path + "/pids.current",
         }
-        return {name: path for name, path in found.items() if os.path.exists(path)}
 
     def delegate(self, uid: int) -> list[int]:
         self._inner = _AGENT_LEAF

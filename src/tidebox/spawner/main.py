@@ -49,6 +49,7 @@ class Spawner:
         self._boxes: dict[str, _Box] = {}
         self._spares: list[cgroups.Leaf] = []
         self._leaf_number = 0
+        self._usual_limits: dict[str, int] = {}
         self._box_number = 0
         self._closing: list[tuple[cgroups.Leaf, int | None]] = []
         self._uid_base = _FIRST_UID_BLOCK + os.getpid() % _UID_BLOCKS * template.UID_BLOCK if os.getuid() == 0 else None
@@ -62,6 +63,7 @@ class Spawner:
         self._operations: dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any] | None]] = {
             "facts": self._facts,
             "template": self._template,
+            "shape": self._shape,
             "open": self._open,
             "limit": self._limit,
             "freeze": self._freeze,
@@ -101,7 +103,10 @@ class Spawner:
     def _new_leaf(self) -> cgroups.Leaf:
         assert self._cgroups is not None
         self._leaf_number += 1
-        return self._cgroups.make(f"b{self._leaf_number}")
+        leaf = self._cgroups.make(f"b{self._leaf_number}")
+        # The next box will most likely have the limits of the last one.
+        leaf.limit(**self._usual_limits)
+        return leaf
 
     def _from_server(self) -> bool:
         received = channel.receive(self._sock)
@@ -143,6 +148,13 @@ class Spawner:
             self._epoll.register(made.sock.fileno(), select.EPOLLIN)
         return {}
 
+    def _shape(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        name = message["template"]
+        if name not in self._templates:
+            return {"failed": "template", "errno": 0, "text": "it died"}
+        channel.send(self._templates[name].sock, {"define": message["name"], **message["shape"]})
+        return {}
+
     def _open(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
         name = message["template"]
         if name not in self._templates:
@@ -155,7 +167,8 @@ class Spawner:
         if self._cgroups is not None and message["cgroup"]:
             leaf = self._spares.pop() if self._spares else self._new_leaf()
             try:
-                leaf.limit(*message["limits"])
+                self._usual_limits = message["limits"]
+                leaf.limit(**self._usual_limits)
                 if message["leaves"]:
                     owner = os.getuid() if self._uid_base is None else self._uid_base + template.agent_id(number)
                     delegated = leaf.delegate(owner)
@@ -167,8 +180,7 @@ class Spawner:
         order = {
             "box": message["box"],
             "number": number,
-            "plan": message["plan"],
-            "generation": message["generation"],
+            "shape": message["shape"],
             "cgroup": self._cgroups.version if leaf is not None and self._cgroups is not None else 0,
             "leaves": len(delegated),
         }
@@ -224,7 +236,7 @@ class Spawner:
     def _limit(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         leaf = self._boxes[message["box"]].leaf
         if leaf is not None:
-            leaf.limit(*message["limits"])
+            leaf.limit(**message["limits"])
         return {}
 
     def _freeze(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import sys
 
 from tidebox.spawner import channel, steps
 from tidebox.spawner import syscalls as sys_
-from tidebox.spawner.box import BoxOrder, run_box
+from tidebox.spawner.box import BoxOrder, Shape, run_box
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ def _serve(sock: _socket.socket, two_ids: bool) -> None:
     epoll = select.epoll()
     epoll.register(sock.fileno(), select.EPOLLIN)
     networks: list[int] = []
+    shapes: dict[str, Shape] = {}
     while True:
         events = epoll.poll(0 if len(networks) < _SPARE_NETWORKS else None)
         if not events:
@@ -174,7 +175,11 @@ def _serve(sock: _socket.socket, two_ids: bool) -> None:
             received = channel.receive(sock)
             if received is None:
                 return
-            order = BoxOrder(*received)
+            message, descriptors = received
+            if "define" in message:
+                shapes[message["define"]] = Shape(message)
+                continue
+            order = BoxOrder(message, descriptors, shapes[message["shape"]])
             network = networks.pop() if networks else _new_network()
             pidfd = _clone_box(sock, order, network, two_ids)
             for descriptor in (*order.descriptors, network):

@@ -182,6 +182,11 @@ class HostConnection:
         if self.negotiated < message_type.GENERATION:
             raise UnsupportedOperation(message_type.WIRE, message_type.GENERATION, self.negotiated)
 
+    def presume(self, ready: Ready) -> None:
+        """Speak before the agent has: for an agent that is this very software and cannot say anything else."""
+        self.ready = ready
+        self._negotiated = self._ours
+
     def boot(self, bootstrap: Bootstrap) -> bytes:
         """The host's whole half of the boot sequence, pipelined: the agent reads each part when it gets there."""
         return encode_message(bootstrap, 0, self._emitted) + encode_message(InitAck(), 0, self._emitted)
@@ -228,7 +233,7 @@ class HostConnection:
         if not message_type.DIRECTION & TO_HOST:
             return None
         message = envelope.decode(message_type)
-        if self._negotiated is None:
+        if self.ready_frame is None:
             self._shake(message, envelope.generation, frame)
         return Inbound(frame.id, envelope.generation, message)
 
@@ -259,8 +264,11 @@ class HostConnection:
                     f"the sandbox speaks protocol generation {theirs}, the oldest supported one is "
                     f"{OLDEST_GENERATION}; recreate the sandbox"
                 )
+            negotiated = negotiate(self._ours, theirs)
+            if self._negotiated not in (None, negotiated):
+                raise UnexpectedMessage("the agent is not the one that was presumed")
             self.ready = message
             self.ready_frame = frame
-            self._negotiated = negotiate(self._ours, theirs)
+            self._negotiated = negotiated
         else:
             raise UnexpectedMessage(f"expected core.ready frame, got {message.WIRE}")

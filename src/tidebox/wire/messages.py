@@ -60,6 +60,12 @@ class ExecLimits(Struct):
     output_chunk_size: int = field(U64)
 
 
+# What agents of this generation of ours advertise.
+EXEC_LIMITS = ExecLimits(
+    max_executions=64, input_limit=1 << 20, output_limit=1 << 20, stdin_chunk_size=65_536, output_chunk_size=65_536
+)
+
+
 class Ready(Message):
     """The agent is up; its ``v`` is the generation it speaks."""
 

@@ -67,6 +67,7 @@ class Link(asyncio.BufferedProtocol):
         sock: socket.socket,
         *,
         bootstrap: Bootstrap | None = None,
+        presumed: Ready | None = None,
         through_relay: bool = False,
         generation: int = GENERATION,
         ready_within: float = READY_TIMEOUT,
@@ -74,6 +75,7 @@ class Link(asyncio.BufferedProtocol):
         """Take over a connected stream socket and shake hands.
 
         With ``bootstrap`` the agent is booted; otherwise it is expected to be ready by itself, as it is behind a relay.
+        An agent whose ``presumed`` answer is known can be spoken to at once; ``wait_ready`` tells when it has given it.
         """
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         link = cls(generation, through_relay)
@@ -83,17 +85,24 @@ class Link(asyncio.BufferedProtocol):
         if bootstrap is not None:
             # Both answers of the host are known beforehand, so the agent never waits for us.
             transport.write(link._connection.boot(bootstrap))
+        if presumed is not None:
+            link._connection.presume(presumed)
+            return link
+        await link.wait_ready(ready_within)
+        return link
+
+    async def wait_ready(self, ready_within: float = READY_TIMEOUT) -> None:
+        """Wait until the agent has said that it is ready."""
         try:
             async with asyncio.timeout(ready_within):
-                await asyncio.shield(link._ready)
+                await asyncio.shield(self._ready)
         except TimeoutError:
             error = errors.BoxGone(f"the agent was not ready after {ready_within:g} s")
-            link._end(error)
+            self._end(error)
             raise error from None
         except asyncio.CancelledError:
-            link._end(errors.BoxGone("the link was given up before the agent was ready"))
+            self._end(errors.BoxGone("the link was given up before the agent was ready"))
             raise
-        return link
 
     @property
     def generation(self) -> int:

@@ -14,7 +14,7 @@ from tidebox.model.limits import Limits
 from tidebox.model.result import Usage
 from tidebox.runtime.base import Box, Captured, CaptureRule, Command, Exec, Files
 from tidebox.runtime.capture import capture
-from tidebox.runtime.link import Link, LinkExec
+from tidebox.runtime.link import Link
 from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.native.usage import Meter
 from tidebox.runtime.relay import Relay
@@ -75,26 +75,7 @@ class NativeBox(Box):
             callback()
 
     async def exec(self, command: Command) -> Exec:
-        return self.start(command)
-
-    def start(self, command: Command) -> LinkExec:
-        """Start a program without waiting for anything."""
-        rows, columns = command.tty or (24, 80)
-        rlimits = []
-        if command.cpu_seconds is not None:
-            rlimits.append(Rlimit(resource="cpu", soft=command.cpu_seconds, hard=command.cpu_seconds + 1))
-        return self._link.open_exec(
-            ExecRequest(
-                cmd=command.argv[0],
-                args=list(command.argv[1:]),
-                env=[f"{name}={value}" for name, value in command.env.items()],
-                cwd=command.cwd,
-                tty=command.tty is not None,
-                rows=rows,
-                cols=columns,
-                rlimits=rlimits,
-            )
-        )
+        return self._link.open_exec(exec_request(command))
 
     async def adjust(self, limits: Limits) -> None:
         self._meter.reset()
@@ -157,6 +138,29 @@ class NativeBox(Box):
                 await self._spawner.request("close", box=self.id)
 
 
-def cgroup_limits(limits: Limits) -> list[int]:
+def cgroup_limits(limits: Limits) -> dict[str, int]:
     """The limits a cgroup keeps, as the spawner takes them; the agent's own process comes on top of the user's."""
-    return [limits.memory, limits.pids + 1, max(int(limits.cpus * 100_000), 1000), limits.cpu_shares]
+    return {
+        "memory": limits.memory,
+        "pids": limits.pids + 1,
+        "quota": max(int(limits.cpus * 100_000), 1000),
+        "shares": limits.cpu_shares,
+    }
+
+
+def exec_request(command: Command) -> ExecRequest:
+    """A command as the agent takes it."""
+    rows, columns = command.tty or (24, 80)
+    rlimits = []
+    if command.cpu_seconds is not None:
+        rlimits.append(Rlimit(resource="cpu", soft=command.cpu_seconds, hard=command.cpu_seconds + 1))
+    return ExecRequest(
+        cmd=command.argv[0],
+        args=list(command.argv[1:]),
+        env=[f"{name}={value}" for name, value in command.env.items()],
+        cwd=command.cwd,
+        tty=command.tty is not None,
+        rows=rows,
+        cols=columns,
+        rlimits=rlimits,
+    )

@@ -10,23 +10,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tidebox.errors import GuaranteeMissing, ProvisionFailed, RuntimeUnavailable, TideboxError
+from tidebox.errors import GuaranteeMissing, ProvisionFailed, RuntimeUnavailable
 from tidebox.model.launch import Cell as CellKind
-from tidebox.model.limits import MIB
+from tidebox.model.limits import MIB, Limits
 from tidebox.runtime import launchers
 from tidebox.runtime.base import Box, BoxSpec, Command, Report, Runtime
 from tidebox.runtime.images import Image, ImageStore
 from tidebox.runtime.link import Link
 from tidebox.runtime.native import host, probe
-from tidebox.runtime.native.box import NativeBox, cgroup_limits
+from tidebox.runtime.native.box import NativeBox, cgroup_limits, exec_request
 from tidebox.runtime.native.plan import WORKSPACE, BoxShape, box_plan, template_plan
 from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.native.usage import Meter
 from tidebox.runtime.relay import Relay
 from tidebox.wire.generations import GENERATION
-from tidebox.wire.messages import Bootstrap, EnvVar, Rlimit
+from tidebox.wire.messages import EXEC_LIMITS, Ready
 
 SHM_BYTES = 64 * MIB
+# What the agent will say, which is this very software.
+_READY = Ready(boot_time_ns=0, init_time_ns=0, ready_time_ns=0, exec_limits=EXEC_LIMITS)
 
 
 class NativeRuntime(Runtime):
@@ -54,14 +56,17 @@ class NativeRuntime(Runtime):
         self._spawner: Spawner | None = None
         self._spawner_facts: dict[str, Any] = {}
         self._templates: set[str] = set()
+        self._shapes: set[tuple[str, str]] = set()
         self._held: dict[str, int] = {}
         self._boxes: set[NativeBox] = set()
 
-    def parking(self, kind: CellKind, image: str) -> Command:
+    def parking(self, kind: CellKind, image: str, at_once: bool = False) -> Command:
         # The warm interpreter is the host's; another image's Python must be started. What only replaces itself may
         # always be forked.
         forked = kind == "any" or (kind == "python" and self._images.resolve(image).rootfs is None)
-        return Command(argv=["tidebox:python"] if forked else launchers.COMMANDS[kind])
+        if not forked:
+            return Command(argv=launchers.COMMANDS[kind])
+        return Command(argv=["tidebox:python", "at-once"] if at_once else ["tidebox:python"])
 
     async def probe(self) -> Report:
         try:
@@ -73,60 +78,93 @@ class NativeRuntime(Runtime):
     async def open(self, spec: BoxSpec, *, first: Command | None = None, first_input: bytes = b"") -> Box:
         image = self._images.resolve(spec.image)
         try:
-            box = await self._open(spec, image)
+            return await self._open(spec, image, first, first_input)
         except ProvisionFailed as error:
             if error.details.get("step") not in ("spawner", "template"):
                 raise
             # The spawner or a template was killed under us; there is a new one by the time we ask again.
-            self._templates.clear()
-            box = await self._open(spec, image)
-        if first is not None:
-            box.first = box.start(first)
-            if first_input:
-                await box.first.write(first_input)
-        return box
+            self._forget_templates()
+            return await self._open(spec, image, first, first_input)
 
-    async def _open(self, spec: BoxSpec, image: Image) -> NativeBox:
+    async def _open(self, spec: BoxSpec, image: Image, first: Command | None, first_input: bytes) -> NativeBox:
         spawner = await self._prepare(image, spec.executable)
         self._require_guarantees()
+        template = _template_name(image, spec.executable)
+        shape = await self._define_shape(spawner, template, spec)
         name = f"b{next(self._numbers)}"
-        limits = spec.limits
-        shape = BoxShape(
-            workspace_bytes=limits.workspace,
-            workspace_inodes=limits.inodes,
-            tmp_bytes=limits.workspace,
-            shm_bytes=SHM_BYTES,
-            executable=spec.executable,
-        )
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         answer = spawner.send(
             "open",
             descriptors=(theirs.fileno(),),
             box=name,
-            template=_template_name(image, spec.executable),
-            plan=list(box_plan(self._facts, shape)),
-            generation=GENERATION,
+            template=template,
+            shape=shape,
             cgroup=bool(self._spawner_facts["cgroup"]),
             leaves=spec.shared,
-            limits=cgroup_limits(limits),
+            limits=cgroup_limits(spec.limits),
         )
         theirs.close()
+        # Nothing is waited for: the agent finds what it is to do when it comes to life.
+        link = await Link.open(ours, presumed=_READY)
+        started = link.open_exec(exec_request(first)) if first is not None else None
+        if started is not None and first_input:
+            await started.write(first_input)
         try:
-            link = await Link.open(ours, bootstrap=self._bootstrap(spec))
-        except TideboxError:
-            # The box never came up: the spawner knows which step failed.
-            message, descriptors = await answer
-            for descriptor in descriptors:
-                os.close(descriptor)
+            message, (pidfd, workspace) = await asyncio.shield(answer)
+        except BaseException:
+            answer.add_done_callback(lambda done: _abandon(spawner, name, done))
+            await link.close()
             raise
-        message, (pidfd, workspace) = await answer
-        box = NativeBox(name, image.digest, spawner, link, pidfd, workspace, Meter(message["files"]), limits)
+        box = NativeBox(name, image.digest, spawner, link, pidfd, workspace, Meter(message["files"]), spec.limits)
+        box.first = started
         if spec.sandbox_id is not None:
+            await link.wait_ready()
             box.relay = await Relay.open(link, self._sockets / f"{spec.sandbox_id}.sock")
         self._boxes.add(box)
         box.on_gone(lambda: self._boxes.discard(box))
         return box
+
+    async def _define_shape(self, spawner: Spawner, template: str, spec: BoxSpec) -> str:
+        """Tell the template once what boxes of this kind have in common; the name to order one by."""
+        limits = spec.limits
+        name = (
+            f"{limits.workspace} {limits.inodes} {limits.open_files} {limits.file_size} {limits.pids} {limits.memory}"
+        )
+        if self._spawner_facts["cgroup"]:
+            name = name.rsplit(" ", 2)[0]
+        if (template, name) not in self._shapes:
+            shape = BoxShape(
+                workspace_bytes=limits.workspace,
+                workspace_inodes=limits.inodes,
+                tmp_bytes=limits.workspace,
+                shm_bytes=SHM_BYTES,
+                executable=spec.executable,
+            )
+            before, after = box_plan(self._facts, shape)
+            definition = {
+                "before": before,
+                "after": after,
+                "generation": GENERATION,
+                "rlimits": self._rlimits(limits),
+                "cwd": WORKSPACE,
+                "env": [list(item) for item in host.default_environment().items()],
+            }
+            await spawner.request("shape", template=template, name=name, shape=definition)
+            self._shapes.add((template, name))
+        return name
+
+    def _rlimits(self, limits: Limits) -> list[list[object]]:
+        rlimits: list[list[object]] = [["nofile", limits.open_files], ["fsize", limits.file_size], ["core", 0]]
+        if not self._spawner_facts["cgroup"]:
+            # All there is without a cgroup, and each process has it for itself. Not the address space: JavaScript
+            # engines reserve gigabytes of it that they never use.
+            rlimits += [["nproc", limits.pids], ["data", limits.memory]]
+        return rlimits
+
+    def _forget_templates(self) -> None:
+        self._templates.clear()
+        self._shapes.clear()
 
     async def close(self) -> None:
         await asyncio.gather(*(box.close() for box in list(self._boxes)))
@@ -168,7 +206,7 @@ class NativeRuntime(Runtime):
     async def _start_spawner(self) -> None:
         if self._spawner is not None:
             await self._spawner.close()
-        self._templates.clear()
+        self._forget_templates()
         self._spawner = Spawner.start(self.interpreters.python, self._environment if os.getuid() != 0 else None)
         try:
             self._spawner_facts, _ = await self._spawner.request("facts")
@@ -185,18 +223,14 @@ class NativeRuntime(Runtime):
             guarantees=["memory", "pids", "cpu"],
         )
 
-    def _bootstrap(self, spec: BoxSpec) -> Bootstrap:
-        limits = spec.limits
-        rlimits = [("nofile", limits.open_files), ("fsize", limits.file_size), ("core", 0)]
-        if not self._spawner_facts["cgroup"]:
-            # All there is without a cgroup, and each process has it for itself.
-            # Not the address space: JavaScript engines reserve gigabytes of it that they never use.
-            rlimits += [("nproc", limits.pids), ("data", limits.memory)]
-        return Bootstrap(
-            rlimits=[Rlimit(resource=name, soft=value, hard=value) for name, value in rlimits],
-            default_cwd=WORKSPACE,
-            default_env=[EnvVar(key=name, value=value) for name, value in host.default_environment().items()],
-        )
+
+def _abandon(spawner: Spawner, box: str, opened: asyncio.Future[tuple[dict[str, Any], list[int]]]) -> None:
+    """A box that nobody waited for any more: its agent ends with the link, the rest goes here."""
+    if opened.cancelled() or opened.exception() is not None:
+        return
+    for descriptor in opened.result()[1]:
+        os.close(descriptor)
+    spawner.send("close", box=box)
 
 
 def _template_name(image: Image, executable: bool) -> str:

@@ -1,10 +1,12 @@
 """What a program may use, and how it ends when it wants more."""
 
+from typing import Any
+
 import tidebox
 from tidebox.errors import LimitOutOfRange
 from tidebox.model.limits import MIB
 
-GREEDY: list[tuple[str, dict[str, float]]] = [
+GREEDY: list[tuple[str, dict[str, Any]]] = [
     ("while True: pass", {"timeout": 0.5}),
     ("x = bytearray(b'x') * (1 << 30)", {"memory": 64 * MIB}),
     ("while True: print('tide')", {"output": 1000}),

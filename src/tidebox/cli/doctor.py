@@ -42,26 +42,26 @@ def _print(found: Examination) -> None:
     for check in found.checks:
         guarantees.add_row(check.guarantee, check.state, check.how, check.seen)
     console.print(guarantees)
-    interpreters = Table("INTERPRETER", "WHERE", "IN A BOX", box=None, pad_edge=False)
-    for interpreter in found.interpreters:
-        interpreters.add_row(interpreter.name, interpreter.path or "not found", interpreter.version or "")
     console.print()
-    console.print(interpreters)
-    console.print()
+    if found.interpreters:
+        interpreters = Table("INTERPRETER", "WHERE", "IN A BOX", box=None, pad_edge=False)
+        for interpreter in found.interpreters:
+            interpreters.add_row(interpreter.name, interpreter.path or "not found", interpreter.version or "")
+        console.print(interpreters)
+        console.print()
     for name, value in found.facts.items():
         console.print(f"{name}: {value}")
-    remedies = dict.fromkeys(check.remedy for check in found.checks if check.remedy)
-    if found.problem or remedies:
-        console.print()
-    if found.problem:
-        console.print(f"problem: {found.problem}", soft_wrap=True)
-    for remedy in remedies:
+    for remedy in dict.fromkeys(check.remedy for check in found.checks if check.remedy):
         console.print(f"what helps: {remedy}", soft_wrap=True)
-    console.print()
-    console.print(
-        f"the {found.runtime} runtime enforces everything here"
-        if found.healthy
-        else f"the {found.runtime} runtime does not enforce everything here: boxes are refused"
-        " (SANDBOX_ALLOW_WEAK_ISOLATION=1 accepts what is missing)",
-        soft_wrap=True,
+    console.print(_verdict(found), soft_wrap=True)
+
+
+def _verdict(found: Examination) -> str:
+    if found.healthy:
+        return f"the {found.runtime} runtime enforces everything here"
+    if found.problem:
+        return f"the {found.runtime} runtime does not work here: {found.problem}"
+    return (
+        f"the {found.runtime} runtime does not enforce everything here, so boxes are refused; "
+        "SANDBOX_ALLOW_WEAK_ISOLATION=1 accepts boxes without what is missing"
     )

@@ -139,11 +139,16 @@ class _Run:
 
     async def ending(self) -> Ending:
         """Run it to its end; afterwards nothing of it is left."""
-        engine = Engine(load_settings(), pool=False)
+        settings = load_settings()
+        engine = Engine(settings, pool=False)
         cancel = asyncio.Event()
         stdin = self._request.stdin
         self._writer = BlockingCalls()
         try:
+            if settings.allow_weak_isolation:
+                missing = (await engine.runtime.probe()).missing
+                if missing:
+                    note(f"weak isolation: not enforced here: {', '.join(item.guarantee.value for item in missing)}")
             with self._signals_to(cancel):
                 return await engine.run(
                     self._launch,

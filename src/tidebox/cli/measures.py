@@ -273,6 +273,12 @@ class Bench:
 
     async def _start(self, sizes: dict[str, int]) -> Engine:
         engine = Engine(load_settings(data_dir=self._directory, **sizes))
+        try:
+            # A machine that cannot do it says why here; a pool would only try again and again.
+            await run_on(engine, _PYTHON_HELLO)
+        except BaseException:
+            await engine.close()
+            raise
         engine.start()
         return engine
 

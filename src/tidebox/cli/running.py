@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from tidebox.errors import ExecFailed, InvalidRequest
 from tidebox.model.events import Event, Output
 from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command
 from tidebox.model.limits import Limits, make_limits
+from tidebox.runtime.base import Finding
 from tidebox.runtime.driver import Ending
 
 _DESCRIPTORS = {"stdout": 1, "stderr": 2}
@@ -126,6 +127,12 @@ def _launch(request: Request, files: FilesIn) -> Launch:
     return replace(launch, cold=True)
 
 
+def _warn_of(missing: Iterable[Finding]) -> None:
+    names = ", ".join(finding.guarantee.value for finding in missing)
+    if names:
+        note(f"weak isolation: not enforced here: {names}")
+
+
 class _Run:
     """One program in an engine of its own."""
 
@@ -146,9 +153,7 @@ class _Run:
         self._writer = BlockingCalls()
         try:
             if settings.allow_weak_isolation:
-                missing = (await engine.runtime.probe()).missing
-                if missing:
-                    note(f"weak isolation: not enforced here: {', '.join(item.guarantee.value for item in missing)}")
+                _warn_of((await engine.runtime.probe()).missing)
             with self._signals_to(cancel):
                 return await engine.run(
                     self._launch,
@@ -163,8 +168,8 @@ class _Run:
         except ExecFailed as error:
             if error.details.get("kind") != "not_found":
                 raise
-            missing = f"there is no {self._launch.command[0]!r} in the image {self._request.image!r}"
-            raise ExecFailed(missing, **error.details) from error
+            reason = f"there is no {self._launch.command[0]!r} in the image {self._request.image!r}"
+            raise ExecFailed(reason, **error.details) from error
         finally:
             await engine.close()
 

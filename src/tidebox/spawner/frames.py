@@ -21,7 +21,12 @@ except ImportError:
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
-    from typing import Any
+    from typing import Protocol
+
+    class Place(Protocol):
+        """Where the current-frame pointer is; ``value`` is what it points to."""
+
+        value: int | None
 
 _VERSION = sys.version_info[:2]
 # Version -> where the thread state keeps the current frame and, where it only points to a holder, the offset in that.
@@ -36,7 +41,10 @@ _LEFT_COUNTERS = range(24, 64, 4)
 class Unrecognised:
     """Takes the place of the pointer where it is not known; writing to it does nothing."""
 
-    value: object = None
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: int | None = None
 
 
 _thread_state = 0
@@ -56,7 +64,7 @@ if _VERSION in _CURRENT_FRAME and sys.maxsize > 1 << 32 and _ctypes is not None:
     _thread_state = _GetPointer(_ctypes.dlsym(_ctypes.dlopen(None, 0), "PyThreadState_Get"))() or 0  # type: ignore[arg-type]
 
 
-def current_frame() -> Any:
+def current_frame() -> Place:
     """The place of the current-frame pointer; after ``value = None`` there, the next frame made by C is a bottom frame.
 
     In 3.11 and 3.12 the place belongs to one run of the evaluation loop, so the caller must be the one who writes, and
@@ -89,14 +97,14 @@ def forget_depth() -> None:
     """Let the program start with the whole recursion limit, as from an empty stack."""
     if not _thread_state:
         return
+    # Of the three levels above the module's first frame one goes with this function; the function that runs the module
+    # is one, and until 3.11 exec() is another.
     if _VERSION < (3, 11):
-        # This call gives one level back when it returns, exec() takes it again.
-        _Int.from_address(_thread_state + _DEPTH_COUNTER).value = 0
+        _Int.from_address(_thread_state + _DEPTH_COUNTER).value = -1
         return
     limit = sys.getrecursionlimit()
     for offset in _LEFT_COUNTERS:
         left = _Int.from_address(_thread_state + offset)
         if _Int.from_address(_thread_state + offset + 4).value == limit and 0 < limit - left.value < limit:
-            # This call gives one level back when it returns; in 3.11 exec() takes it again.
-            left.value = limit if _VERSION == (3, 11) else limit - 1
+            left.value = limit + 1 if _VERSION == (3, 11) else limit
             return

@@ -19,6 +19,7 @@ import gc
 import os
 import sys
 import time
+from posix import _exit
 
 from tidebox.spawner import frames, leaving, program
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     from tidebox.spawner.program import Program
 
+# The argument of a process whose program is under way already: preparing for it would only make it wait.
+AT_ONCE = "at-once"
 # Exit statuses every shell gives for a command that is not there, or is there and cannot be executed.
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
@@ -46,10 +49,11 @@ _GC_THRESHOLDS = gc.get_threshold()
 class Baseline:
     """What a bare interpreter of this kind has right after its start."""
 
-    __slots__ = ("modules", "path", "main_names", "meta_path", "path_hooks")
+    __slots__ = ("modules", "objects", "path", "main_names", "meta_path", "path_hooks")
 
     def __init__(self, modules: Iterable[str], path: Iterable[str]) -> None:
         self.modules = frozenset(modules)
+        self.objects = {id(sys.modules[name]): sys.modules[name] for name in self.modules if name != "__main__"}
         self.path = list(path)
         self.main_names = frozenset(sys.modules["__main__"].__dict__)
         self.meta_path = list(sys.meta_path)
@@ -68,18 +72,24 @@ def capture(modules: Iterable[str], path: Iterable[str]) -> None:
 def park(args: list[str]) -> NoReturn:
     """Become a bare interpreter, wait for a program on descriptor 0, be that program, and end as it ends."""
     try:
-        _plain_signals()
-        _standard_streams()
-        _forget_ourselves()
-        _rehearse()
-        order = program.read(0)
-    except (OSError, program.BadProgram) as error:
-        _fail(f"no program: {error}", NOT_EXECUTABLE)
-    if order is None:
-        os._exit(0)
-    code, refused = _prepare(order)
-    del order
-    _live(code, refused)
+        try:
+            _plain_signals()
+            _standard_streams()
+            _forget_ourselves()
+            if AT_ONCE not in args:
+                _rehearse()
+            _open_the_stage()
+            order = program.read(0)
+        except (OSError, program.BadProgram) as error:
+            _fail(f"no program: {error}", NOT_EXECUTABLE)
+        if order is None:
+            _exit(0)
+        code, refused = _prepare(order)
+        del order
+        leaving.live(code, refused, _baseline.objects)
+    finally:
+        # The frames below are those of init.
+        _exit(NOT_EXECUTABLE)
 
 
 def _plain_signals() -> None:
@@ -128,26 +138,31 @@ def _forget_ourselves() -> None:
 
 def _rehearse() -> None:
     """Run a program that leaves no trace, so that the pages every program writes to are this process's own by then."""
-    path, meta_path, path_hooks = sys.path, sys.meta_path, sys.path_hooks
-    importers = sys.path_importer_cache.copy()
+    attributes = vars(sys).copy()
     modules = sys.modules.copy()
     modules.pop("__main__")
     names = list(sys.modules)
     _fresh_main()
     sample = program.decode(_SAMPLE_BLOCK)
     if not _has_user_site():
-        error = _run(_prepare(sample)[0])
-        leaving.report(error)
-        leaving.flush()
-        leaving.drop_modules(_baseline.modules)
-    sys.path, sys.meta_path, sys.path_hooks = path, meta_path, path_hooks
-    sys.path_importer_cache.update(importers)
+        code, _ = _prepare(sample)
+        place = frames.Unrecognised()
+        leaving.report(place, leaving.call(place, exec, code, sys.modules["__main__"].__dict__)[1])
+        leaving.flush(place)
+        leaving.drop_modules(place, _baseline.objects)
+        _signal.signal(_SIGINT, _signal.default_int_handler)
+    for name in vars(sys).keys() - attributes.keys():
+        delattr(sys, name)
+    vars(sys).update(attributes)
     sys.modules.clear()
     # In the old order, which keeps the main module's place in it.
     sys.modules.update({name: modules.get(name, sys) for name in names})
     sys.path[:] = _baseline.path
-    # What is here already is no garbage of the program's, and its collections need not look at it.
     gc.collect()
+
+
+def _open_the_stage() -> None:
+    # What is here already is no garbage of the program's, and its collections need not look at it.
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     gc.enable()
@@ -187,9 +202,10 @@ _SAMPLE_BLOCK = b"".join([len(field).to_bytes(4, "big") + field for field in _SA
 def _prepare(order: Program) -> tuple[CodeType | None, BaseException | None]:
     """Set up everything but the running of the code; the error says why there is none."""
     if order.cpu_seconds and resource is not None:
-        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        soft = order.cpu_seconds if hard == resource.RLIM_INFINITY else min(order.cpu_seconds, hard)
-        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+        present = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        # One second to handle the signal in, and no way to lift the limit.
+        hard = order.cpu_seconds + 1 if present == resource.RLIM_INFINITY else min(order.cpu_seconds + 1, present)
+        resource.setrlimit(resource.RLIMIT_CPU, (min(order.cpu_seconds, hard), hard))
     for name, value in order.environment:
         os.environb[name] = value
     if any(name == b"TZ" for name, _ in order.environment):
@@ -269,40 +285,6 @@ def _names_an_encoding(source: bytes) -> bool:
     return any(b"#" in line and b"coding" in line and b"utf-8" not in line for line in (first, second))
 
 
-def _run(code: CodeType | None) -> BaseException | None:
-    """Run the code as the main module, on what looks like an empty stack; returns what it raised."""
-    place = frames.current_frame()
-    if place.value != frames.record_of(sys._getframe()):
-        place = frames.Unrecognised()
-    frames.forget_depth()
-    try:
-        place.value = None
-        exec(code, sys.modules["__main__"].__dict__)  # type: ignore[arg-type]
-    except BaseException as error:
-        if error.__traceback__ is not None:
-            # The first entry is this frame.
-            error.__traceback__ = error.__traceback__.tb_next
-        return error
-    finally:
-        sys.setprofile(None)
-        sys.settrace(None)
-    return None
-
-
-def _live(code: CodeType | None, error: BaseException | None) -> NoReturn:
-    if code is not None:
-        error = _run(code)
-    interrupted = type(error) is KeyboardInterrupt
-    status = leaving.report(error)
-    main = sys.modules.get("__main__")
-    if main is not None and not isinstance(error, SystemExit):
-        # The interpreter takes these back when the file has run, so exit handlers do not see them.
-        main.__dict__.pop("__file__", None)
-        main.__dict__.pop("__cached__", None)
-    main = error = None
-    leaving.leave(status, _baseline.modules, interrupted)
-
-
 def _execute(argv: list[str], executable: str = "") -> NoReturn:
     for number in (_SIGPIPE, _SIGXFSZ):
         # What the interpreter ignores for itself a program it starts would inherit.
@@ -348,4 +330,4 @@ def _fail(text: str, status: int) -> NoReturn:
         os.write(2, (text + "\n").encode("utf-8", "surrogateescape"))
     except OSError:
         pass
-    os._exit(status)
+    _exit(status)

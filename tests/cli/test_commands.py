@@ -61,6 +61,6 @@ def test_bench_measures_every_row() -> None:
     done = tidebox("bench", "--quick", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    assert len(rows) == 9
+    assert len(rows) == 10
     for row in rows:
         assert row["skipped"] or (row["ours"]["n"] > 0 and row["ours"]["p50"] > 0 and row["met"] is not None)

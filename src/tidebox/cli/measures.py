@@ -29,7 +29,7 @@ from tidebox.cli.yardsticks import (
     pipe_megabytes_per_second,
     pss_of_cells,
 )
-from tidebox.config import load_settings
+from tidebox.config import Settings, load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.errors import TideboxError
 from tidebox.model.limits import MIB
@@ -41,7 +41,9 @@ Answer = TypeVar("Answer")
 WARM_UP = 3
 IDLE_SECONDS = 0.5
 AT_ONCE = 8
-CELLS = 4
+# What an installation keeps ready unless it is told otherwise.
+CELLS: int = Settings.model_fields["pool_python"].default
+BLANKS: int = Settings.model_fields["pool_blank"].default
 PARKED_MIB = 4.0
 TRANSFER_MB_PER_SECOND = 300.0
 TRANSFER_RATIO = 0.3
@@ -142,8 +144,11 @@ class Bench:
         with self._engine(pool_python=CELLS) as engine:
             python = BareProgram(engine.runtime.interpreters.python, "-c", _PYTHON_HELLO)
             yield self._hello(engine, "Python hello, parked cell", "bare python3 -c", python, hold=0.2)
-            yield self._sustained(engine, python)
             yield self._parked_memory(engine)
+        with self._engine(pool_python=CELLS, pool_blank=BLANKS) as engine:
+            yield self._sustained(engine, python)
+        with self._engine(pool_blank=BLANKS) as engine:
+            yield self._hello(engine, "Python hello, blank box", "bare python3 -c", python, hold=0.5)
         with self._engine() as engine:
             for idle in (0.0, IDLE_SECONDS):
                 what = "Python hello, pool empty" + (f", after {idle:g} s of idle" if idle else "")
@@ -264,7 +269,7 @@ class Bench:
     @contextmanager
     def _engine(self, **pool: int) -> Iterator[Engine]:
         """An engine that keeps the cells named, and no others."""
-        sizes = {"pool_python": 0, "pool_node": 0, "pool_elixir": 0} | pool
+        sizes = {"pool_python": 0, "pool_blank": 0, "pool_node": 0, "pool_elixir": 0} | pool
         engine = self._call(self._start(sizes))
         try:
             yield engine

@@ -14,6 +14,7 @@ from tidebox.agent.host import Host
 from tidebox.agent.loop import HANGUP, READ, Loop
 from tidebox.agent.outbox import HostGone, Outbox
 from tidebox.agent.processes import Processes
+from tidebox.agent.rehearsal import rehearse
 from tidebox.agent.tcp import Tcp
 from tidebox.agent.users import UnknownUser
 from tidebox.wire import messages
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 BOOT_SECONDS = 60
 # Between SIGTERM and SIGKILL when the box is shut down: within the 2 s that the relay gives the agent.
 SHUTDOWN_GRACE_SECONDS = 1.0
+
+# Long enough for a program that is under way to arrive first.
+REHEARSAL_DELAY_SECONDS = 0.02
 
 _START_NS = time.monotonic_ns()
 _MICROVM_ONLY = (
@@ -180,6 +184,7 @@ class Agent:
             # Whoever started the agent knew it already: nothing to wait for.
             self._processes.configure(setup.bootstrap)
             self._ready()
+            self._loop.later(REHEARSAL_DELAY_SECONDS, self._rehearse)
         elif not setup.bootstrap:
             self._ready()
         elif setup.generation >= messages.Bootstrap.GENERATION:
@@ -304,6 +309,11 @@ class Agent:
 
     def _boot_timed_out(self) -> None:
         self._stop(1)
+
+    def _rehearse(self) -> None:
+        """While nobody waits: in a box that is kept for later, not in one that is busy already."""
+        if self._host.outbox.size == 0 and self._processes.waiting:
+            rehearse(self._loop, self._setup.generation, self._processes.decide)
 
     # Requests
 

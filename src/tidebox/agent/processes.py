@@ -79,6 +79,11 @@ class Processes:
         return id in self._by_id
 
     @property
+    def waiting(self) -> bool:
+        """Nothing has been given to any program yet."""
+        return all(execution.untouched for execution in self._by_pid.values())
+
+    @property
     def idle(self) -> bool:
         """No exec is under way."""
         return not self._by_pid
@@ -148,7 +153,7 @@ class Processes:
     def _start(self, id: int, request: ExecRequest, generation: int) -> None:
         if len(self._by_pid) >= MAX_EXECUTIONS:
             raise failure(request, errno.EAGAIN)
-        start = self._decide(request)
+        start = self.decide(request)
         opened: list[int] = []
         try:
             execution, theirs = self._open_streams(id, request, generation, start.user, opened)
@@ -176,7 +181,8 @@ class Processes:
         self._loop.watch(status, READ, lambda _events: self._settle(execution, request, status))
         execution.unsettled = lambda: self._settle(execution, request, status)
 
-    def _decide(self, request: ExecRequest) -> child.Start:
+    def decide(self, request: ExecRequest) -> child.Start:
+        """What a request comes to; CannotStart when it cannot be."""
         if request.cmd.startswith(child.BUILTIN_PREFIX) and not child.find_builtin(
             request.cmd.encode(), self._setup.builtins
         ):

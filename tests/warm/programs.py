@@ -65,6 +65,128 @@ left_open = open("left-open.txt", "w"); left_open.write("unflushed")
 held = (lambda f: lambda: f)(open("held.txt", "w")); held().write("by a closure")
 """
 
+_AT_EXIT = """
+import atexit, sys, inspect, traceback
+def late(where):
+    print(where, len(inspect.stack()), sys._getframe(1).f_code.co_name if len(inspect.stack()) > 1 else None)
+    traceback.print_stack()
+atexit.register(late, "exit handler")
+class Thing:
+    def __del__(self, late=late): late("finalizer")
+thing = Thing()
+def hook(*what):
+    late("hook"); raise ValueError("from the hook")
+sys.excepthook = hook
+1 / 0
+"""
+
+_TRAPPED_ERROR = """
+class Trap(Exception):
+    def __getattribute__(self, name): print("asked for", name); return super().__getattribute__(name)
+    def __setattr__(self, name, value): print("set", name)
+raise Trap("odd")
+"""
+
+_TRAPPED_EXIT = """
+class Code(int):
+    def __int__(self): raise ValueError
+    def __le__(self, other): raise ValueError
+    __ge__ = __lt__ = __and__ = __eq__ = __le__
+    __hash__ = None
+class Exit(SystemExit):
+    @property
+    def code(self): return Code(6)
+raise Exit
+"""
+
+_TRAPPED_STREAMS = """
+import sys
+class Stream:
+    def __getattribute__(self, name):
+        sys.__stderr__.write(f"asked for {name}\\n")
+        raise KeyError(name)
+sys.stdout = Stream()
+"""
+
+_TRUTH = """
+import sys
+class Closed:
+    def __bool__(self): raise ValueError
+class Stream:
+    closed = Closed()
+    def write(self, text): pass
+    def flush(self): sys.__stderr__.write("flushed\\n")
+sys.stdout = sys.stderr = Stream()
+"""
+
+_COLLECTED = """
+import gc, sys
+class Thing: pass
+def tell(phase, info, out=sys.stdout): out.write(f"{phase} {info['generation']}\\n")
+thing = Thing(); thing.me = thing
+del thing
+gc.callbacks.append(tell)
+"""
+
+_SIGNALS = """
+import atexit, os, signal, sys
+def handler(number, frame):
+    print("handled", number, frame is None or frame.f_code.co_filename == __file_name)
+    raise ValueError("in a handler")
+__file_name = __file__
+signal.signal(signal.SIGUSR1, handler)
+signal.signal(signal.SIGALRM, handler)
+@atexit.register
+def kill():
+    os.kill(os.getpid(), signal.SIGUSR1)
+    print('not reached')
+signal.setitimer(signal.ITIMER_REAL, 30)
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGUSR1): print("killing", flush=True); kill(pid, number); print("alive")
+late = Late()
+"""
+
+_AUDIT = """
+import sys
+def hook(event, arguments, out=sys.stdout):
+    if event.partition(".")[0] in ("sys", "ctypes", "os", "gc", "object", "exec", "compile"): out.write(f"{event}\\n")
+sys.addaudithook(hook)
+"""
+
+_DEEP = """
+import sys
+class Thing:
+    def __init__(self, below): self.below = below
+    def __del__(self):
+        global count
+        if count is not None: count += 1
+count = 0
+top = None
+for _ in range(50000): top = Thing(top)
+def down(n): return n and down(n - 1)
+class Late:
+    def __del__(self, down=down):
+        try: down(100000)
+        except RecursionError as error: print(error)
+late = Late()
+"""
+
+_MODULE_SUBCLASS = """
+import sys, types
+class Odd(types.ModuleType):
+    __dict__ = property(lambda self: 1 / 0)
+    __class__ = property(lambda self: 1 / 0)
+    def __getattribute__(self, name): raise ValueError(name)
+    def __del__(self): print("odd gone")
+class Name(str):
+    __hash__ = str.__hash__
+    def __getitem__(self, key): raise ValueError(key)
+sys.modules["odd"] = Odd("odd")
+sys.modules[Name("named")] = types.ModuleType("named")
+sys.modules["text"] = "text"
+globals()[Name("evil")] = 1
+"""
+
 PYTHON = [
     Case("state_of_a_script", _STATE, arguments=("a", "", "ü"), env=(("MORE", "1"),)),
     Case("state_of_code", _STATE, how="code", arguments=("-x",)),
@@ -260,6 +382,176 @@ PYTHON = [
         start=("sh", "-c", "grep -E 'Sig(Ign|Cgt|Blk)' /proc/self/status; ls /proc/self/fd"),
     ),
     Case("cpu_limit_of_children", "import resource\nprint(resource.getrlimit(resource.RLIMIT_CORE) is not None)"),
+    Case(
+        "sabotage_alias",
+        "import os, sys; sys.modules['planted'] = os; sys.modules['again'] = sys; sys.modules['me'] = sys.modules['__main__']",
+    ),
+    Case("sabotage_os", "import os, posix; os.__dict__.clear(); posix.__dict__.clear()"),
+    Case("sabotage_os_and_error", "import os; os.__dict__.clear(); 1 / 0"),
+    Case("sabotage_sys", "import sys; sys.__dict__.clear()"),
+    Case("sabotage_sys_and_error", "import sys; err = sys.stderr; sys.__dict__.clear(); sys.stderr = err; 1 / 0"),
+    Case("sabotage_builtins", "import builtins; builtins.__dict__.clear()"),
+    Case("sabotage_builtins_and_error", "import builtins; builtins.__dict__.clear(); nothing"),
+    Case(
+        "sabotage_builtins_replaced",
+        "import builtins\nbuiltins.BaseException = builtins.SystemExit = builtins.isinstance = builtins.getattr = None\nraise ValueError(1)",
+    ),
+    Case(
+        "sabotage_builtins_added",
+        "import builtins\nclass A:\n    def __del__(self): print('gone')\nbuiltins.kept = A()",
+    ),
+    Case(
+        "sabotage_gc",
+        "import gc, _weakref, _signal, _thread, posix, atexit, itertools\nfor m in (gc, _weakref, _signal, _thread, posix, atexit, itertools): m.__dict__.clear()\n1/0",
+    ),
+    Case("sabotage_modules", "import sys; sys.modules.clear(); 1 / 0"),
+    Case(
+        "sabotage_modules_replaced",
+        "import sys, threading, atexit\natexit.register(print, 'handler')\nsys.modules = {}\nclass A:\n    def __del__(self): print('gone')\na = A()",
+    ),
+    Case(
+        "sabotage_modules_of_nothing",
+        "import sys, threading\nfor name in list(sys.modules): sys.modules[name] = None\n1 / 0",
+    ),
+    Case("sabotage_odd_modules", _MODULE_SUBCLASS),
+    Case("sabotage_main", "import sys\ndel sys.modules['__main__']\n1 / 0"),
+    Case("sabotage_globals", "globals().clear()"),
+    Case(
+        "sabotage_os_exit",
+        "import os, posix, atexit; os._exit = posix._exit = lambda code: None; atexit._run_exitfuncs = None\natexit.register(print, 'still')",
+        oldest=(3, 10),
+    ),
+    Case("sabotage_profile", "import sys\nsys.setprofile(lambda *a: None)"),
+    Case("sabotage_profile_and_error", "import sys\nsys.setprofile(lambda *a: None)\n1 / 0"),
+    Case("sabotage_profile_raising", "import sys\ndef p(*a): raise ValueError('p')\nsys.setprofile(p)\nlen('')"),
+    Case("sabotage_profiler_left_on", "import cProfile\np = cProfile.Profile(); p.enable()\nprint(1)"),
+    Case(
+        "sabotage_profile_at_exit",
+        "import atexit, sys\natexit.register(print, 'x')\natexit.register(sys.setprofile, lambda *a: None)",
+    ),
+    Case(
+        "sabotage_trace",
+        "import sys\ndef t(f, e, a):\n    if 'spawner' in f.f_code.co_filename: print(f.f_code.co_name)\n    return t\nsys.settrace(t)\nsys._getframe().f_trace = t\nx = 1",
+    ),
+    Case("sabotage_trace_raising", "import sys\nsys.settrace(lambda *a: 1 / 0)\n(lambda: 0)()"),
+    Case("sabotage_audit", _AUDIT),
+    Case("sabotage_audit_and_error", _AUDIT + "1 / 0"),
+    Case(
+        "sabotage_audit_raising",
+        "import sys\narmed = True\ndef hook(event, arguments):\n    if event != 'exec': raise ValueError(event)\nsys.addaudithook(hook)",
+    ),
+    Case("sabotage_error", _TRAPPED_ERROR),
+    Case("sabotage_exit", _TRAPPED_EXIT),
+    Case(
+        "sabotage_exit_without_code",
+        "class Exit(SystemExit):\n    @property\n    def code(self): raise ValueError\nraise Exit('text')",
+    ),
+    Case("exit_text_without_stderr", "import sys; sys.stderr = None; sys.exit('text ü')"),
+    Case("sabotage_streams", _TRAPPED_STREAMS),
+    Case("sabotage_streams_truth", _TRUTH),
+    Case("sabotage_streams_missing", "import sys\ndel sys.stdout, sys.stderr"),
+    Case("streams_closed", "import sys\nsys.stdout.close(); sys.stderr.close()"),
+    Case("streams_buffered_and_error", "import sys\nsys.stdout = open(2, 'w', closefd=False)\nprint('first')\n1 / 0"),
+    Case("streams_detached", "import sys\nsys.stdout.detach()"),
+    Case(
+        "streams_replaced",
+        "import sys, io\nsys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, 'w', closefd=False)), 'utf-8')\nprint('buffered')\nclass A:\n    def __del__(self): print('late')\na = A()",
+    ),
+    Case(
+        "streams_reconfigured",
+        "import sys\nsys.stdout.reconfigure(write_through=False, line_buffering=False)\nprint('pending', end='')",
+    ),
+    Case("streams_full", "import sys\nsys.stdout = open('/dev/full', 'w')\nprint('x')"),
+    Case(
+        "streams_full_hooked",
+        "import sys\nsys.stdout = open('/dev/full', 'w')\nprint('x')\nsys.unraisablehook = lambda u: sys.stderr.write(f'{u.exc_type} {u.err_msg} {u.object is not None}\\n')",
+    ),
+    Case(
+        "streams_full_hook_failing",
+        "import sys\nsys.stdout = open('/dev/full', 'w')\nprint('x')\ndef hook(u): raise ValueError('in hook')\nsys.unraisablehook = hook",
+    ),
+    Case("excepthook_none", "import sys\nsys.excepthook = None\n1 / 0"),
+    Case("excepthook_missing", "import sys\ndel sys.excepthook\n1 / 0"),
+    Case(
+        "excepthook_exits",
+        "import sys\ndef hook(*a): print('__file__' in globals()); sys.exit(6)\nsys.excepthook = hook\nimport atexit; atexit.register(lambda: print('__file__' in globals()))\n1 / 0",
+    ),
+    Case(
+        "excepthook_exits_after_interrupt",
+        "import sys\nsys.excepthook = lambda *a: sys.exit(6)\nraise KeyboardInterrupt",
+    ),
+    Case("interrupt_class", "class K(KeyboardInterrupt): pass\nraise K('x')"),
+    Case(
+        "interrupted_at_exit",
+        "import atexit, os, signal\natexit.register(os.kill, os.getpid(), 2)\natexit.register(print, 'first')",
+    ),
+    Case("atexit_exits", "import atexit, sys\natexit.register(print, 'last')\natexit.register(sys.exit, 5)"),
+    Case("atexit_registers", "import atexit\natexit.register(lambda: atexit.register(print, 'nested'))"),
+    Case(
+        "atexit_forks",
+        "import atexit, os\ndef f():\n    pid = os.fork()\n    if pid: print('parent', os.waitpid(pid, 0)[1])\n    else: print('child')\natexit.register(f)\nimport sys; sys.exit(3)",
+    ),
+    Case(
+        "atexit_removed",
+        "import atexit, sys\natexit.register(print, 'still')\ndel sys.modules['atexit']",
+        oldest=(3, 10),
+    ),
+    Case(
+        "atexit_starts_a_thread",
+        "import atexit, threading\ndef f():\n    t = threading.Thread(target=print, args=('in thread',)); t.start(); t.join()\natexit.register(f)",
+    ),
+    Case("threading_broken", "import threading\nthreading._shutdown = None"),
+    Case("threading_removed", "import threading, sys\ndel threading._shutdown"),
+    Case(
+        "threading_replaced",
+        "import threading, sys\nclass T:\n    def _shutdown(self): print('mine'); raise ValueError('x')\n    def __repr__(self): return 'T'\nsys.modules['threading'] = T()",
+    ),
+    Case(
+        "threads_in_a_loop",
+        "import threading\ndef spin():\n    while True: sum(range(100))\nfor _ in range(3): threading.Thread(target=spin, daemon=True).start()\nclass A:\n    def __del__(self): print('gone')\na = A()\nimport sys; sys.exit(4)",
+    ),
+    Case(
+        "threads_and_error",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(50,), daemon=True).start()\n1/0",
+    ),
+    Case("bare_thread", "import _thread, time\n_thread.start_new_thread(time.sleep, (50,))\nprint('end')"),
+    Case("finalizer_raises", "class C:\n    def __del__(self): raise ValueError('late')\nkeep = C()"),
+    Case("finalizer_exits", "import sys\nclass C:\n    def __del__(self): sys.exit(9)\nkeep = C()"),
+    Case(
+        "finalizer_imports",
+        "class C:\n    def __del__(self):\n        try:\n            import json; print('imported')\n        except ImportError as e: print(type(e))\nkeep = C()",
+    ),
+    Case(
+        "finalizer_resurrects",
+        "import builtins\nclass C:\n    def __del__(self): builtins.again = self; print('again')\nkeep = C()",
+    ),
+    Case(
+        "generator_left",
+        "def g():\n    try: yield\n    finally: print('closed'); raise SystemExit(9)\nkeep = g(); next(keep)",
+    ),
+    Case("coroutine_left", "async def f(): pass\nkeep = f()"),
+    Case(
+        "weak_callbacks",
+        "import weakref\nclass C: pass\nc = C(); r = weakref.ref(c, lambda r: print('weak'))\nweakref.finalize(c, print, 'finalized')",
+    ),
+    Case("collector_watched", _COLLECTED),
+    Case("collector_off", "import gc\ngc.disable()\n" + _COLLECTED),
+    Case(
+        "collector_frozen", "import gc\nclass C:\n    def __del__(self): print('gone')\nc = C(); c.me = c\ngc.freeze()"
+    ),
+    Case("signals_at_exit", _SIGNALS),
+    Case(
+        "faulthandler_on",
+        "import faulthandler, os\nfaulthandler.enable(); faulthandler.dump_traceback_later(50)\nos.kill(os.getpid(), 11)",
+    ),
+    Case("deep_at_exit", _DEEP),
+    Case("low_recursion_limit", "import sys\nsys.setrecursionlimit(20)\nimport atexit\natexit.register(print, 'x')"),
+    Case("frames_at_exit", _AT_EXIT),
+    Case("no_descriptors", "import os\nos.closerange(0, 10)\n1 / 0"),
+    Case(
+        "cleared_frames",
+        "import sys\ntry: 1 / 0\nexcept ZeroDivisionError as error:\n    error.__traceback__.tb_frame.f_globals['x'] = 1\n    kept = error\nsys.last_value = kept",
+    ),
     Case("empty", ""),
 ]
 

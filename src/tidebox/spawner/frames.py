@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
         value: int | None
 
+
 _VERSION = sys.version_info[:2]
 # Version -> where the thread state keeps the current frame and, where it only points to a holder, the offset in that.
 _CURRENT_FRAME = {(3, 9): (24, None), (3, 10): (24, None), (3, 11): (56, 8), (3, 12): (56, 0), (3, 13): (72, None)}

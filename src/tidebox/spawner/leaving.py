@@ -16,9 +16,11 @@ import _thread
 import builtins
 import gc
 import sys
-from _operator import is_not
+from _io import TextIOWrapper
+from _operator import attrgetter, is_not, methodcaller
 from _signal import NSIG, SIG_DFL, getsignal, raise_signal, signal  # type: ignore[import-not-found]
 from _weakref import ref
+from atexit import _ncallbacks as _exit_handlers
 from atexit import _run_exitfuncs
 from itertools import starmap
 from posix import _exit, write
@@ -28,7 +30,8 @@ from tidebox.spawner import frames
 try:
     import _ctypes
 except ImportError:
-    _finalize = None
+    # Only the threads and finalizers that are left then come off worse.
+    _finalize: Callable[[int], Any] = _exit
 else:
 
     class _Function(_ctypes.CFuncPtr):
@@ -50,6 +53,7 @@ _own_builtins = _shared_builtins.copy()
 __builtins__ = _own_builtins  # type: ignore[assignment]
 
 FLUSH_FAILED = 120
+_VERSION = sys.version_info[:2]
 _SIGINT = 2
 _ABSENT = object()
 # What sys.modules and the attributes of sys are to the interpreter, whatever the program puts in their place.
@@ -67,6 +71,10 @@ _collect, _collects, _gc_callbacks = gc.collect, gc.isenabled, gc.callbacks
 _traceback: Any = BaseException.__traceback__
 _get_traceback, _set_traceback = _traceback.__get__, _traceback.__set__
 _plain_int = int.__int__
+_audit = sys.audit
+_text_type, _flush_text = TextIOWrapper, TextIOWrapper.flush
+_flush, _shut_down = methodcaller("flush"), methodcaller("_shutdown")
+_closed, _code, _write = attrgetter("closed"), attrgetter("code"), attrgetter("write")
 # Argument lists for starmap: one call each.
 _NOTHING: tuple[tuple[()]] = ((),)
 _NONE = ((None,),)
@@ -92,6 +100,10 @@ def live(code: CodeType | None, error: BaseException | None, bare: Mapping[int, 
             if code is not None:
                 frames.forget_depth()
                 error = call(place, exec, code, names)[1]
+                if "__file__" in names:
+                    # Before it reports the error of a file, the interpreter lets out what came before.
+                    call(place, _flush, _sys_names.get("stderr"))
+                    call(place, _flush, _sys_names.get("stdout"))
             interrupted = type(error) is KeyboardInterrupt
             status, exited = report(place, error)
             if not exited:
@@ -103,7 +115,8 @@ def live(code: CodeType | None, error: BaseException | None, bare: Mapping[int, 
             interrupted = interrupted and not exited
             status = _leave(place, status, bare, interrupted)
         except BaseException:
-            if _finalize is not None and not interrupted:
+            if not interrupted:
+                place.value = None
                 _finalize(status)
         if interrupted:
             # The way a program tells its parent that it did not handle the interrupt.
@@ -153,12 +166,17 @@ def report(place: Place, error: BaseException | None) -> tuple[int, bool]:
         return _exit_status(place, error), True
     traceback = _get_traceback(error)
     _sys_names["last_type"], _sys_names["last_value"], _sys_names["last_traceback"] = type(error), error, traceback
-    if sys.version_info >= (3, 12):
+    if _VERSION >= (3, 12):
         _sys_names["last_exc"] = error
     hook = _sys_names.get("excepthook", _ABSENT)
     if hook is _ABSENT:
         _write_stderr(place, "sys.excepthook is missing\n")
         hook = _show
+    refused = call(place, _audit, "sys.excepthook", hook, type(error), error, traceback)[1]
+    if refused is not None:
+        if issubclass(type(refused), RuntimeError):
+            return 1, False
+        _ignore(place, refused, None, "Exception ignored in audit hook")
     second = call(place, hook, type(error), error, traceback)[1]
     if second is None:
         return 1, False
@@ -172,7 +190,7 @@ def report(place: Place, error: BaseException | None) -> tuple[int, bool]:
 
 
 def _exit_status(place: Place, error: BaseException) -> int:
-    code, failure = call(place, getattr, error, "code")
+    code, failure = call(place, _code, error)
     if failure is not None:
         code = error
     if code is None:
@@ -187,7 +205,7 @@ def _exit_status(place: Place, error: BaseException) -> int:
         if stream is None:
             _write_descriptor(text)
         else:
-            writer, failure = call(place, getattr, stream, "write")
+            writer, failure = call(place, _write, stream)
             if failure is None:
                 call(place, writer, text)
     _write_stderr(place, "\n")
@@ -197,7 +215,7 @@ def _exit_status(place: Place, error: BaseException) -> int:
 def _write_stderr(place: Place, text: str) -> None:
     stream = _sys_names.get("stderr")
     if stream is not None:
-        writer, failure = call(place, getattr, stream, "write")
+        writer, failure = call(place, _write, stream)
         if failure is None and call(place, writer, text)[1] is None:
             return
     _write_descriptor(text)
@@ -213,13 +231,18 @@ def _write_descriptor(text: str) -> None:
 def _leave(place: Place, status: int, bare: Mapping[int, object], interrupted: bool) -> int:
     threading = _modules.get("threading", _ABSENT)
     if threading is not _ABSENT:
-        shutdown, error = call(place, getattr, threading, "_shutdown")
-        if error is None:
-            error = call(place, shutdown)[1]
+        error = call(place, _shut_down, threading)[1]
         if error is not None:
-            _ignore(place, error, threading)
-    shutdown = threading = error = None
-    if sys.version_info >= (3, 10):
+            if _VERSION >= (3, 13):
+                _ignore(place, error, None, "Exception ignored on threading shutdown")
+            else:
+                _ignore(place, error, threading)
+    threading = error = None
+    if _VERSION >= (3, 12) and _exit_handlers() and not interrupted:
+        # There a handler can neither fork nor start a thread, which is so only while the interpreter itself calls it.
+        place.value = None
+        _finalize(status)
+    if _VERSION >= (3, 10):
         call(place, _run_exitfuncs)
     else:
         # There every instance of the module has a set of exit handlers of its own.
@@ -231,10 +254,14 @@ def _leave(place: Place, status: int, bare: Mapping[int, object], interrupted: b
         status = FLUSH_FAILED
     if _threads() == 0:
         drop_modules(place, bare)
-        if not flush(place):
-            status = FLUSH_FAILED
-    elif _finalize is not None and not interrupted:
+        for name in ("__stdout__", "__stderr__"):
+            stream = _sys_names.get(name)
+            if type(stream) is _text_type:
+                # What was printed while the modules went; the interpreter's own streams would do this as they go.
+                call(place, _flush_text, stream)
+    elif not interrupted:
         # Other threads still use the modules; only the interpreter itself can stop them first.
+        place.value = None
         _finalize(status)
     return status
 
@@ -243,6 +270,7 @@ def _ignore(place: Place, error: BaseException, where: Any, message: str | None 
     """Report an exception that changes nothing."""
     hook = _sys_names.get("unraisablehook")
     what = _Ignored((type(error), error, _get_traceback(error), message, where))
+    call(place, _audit, "sys.unraisablehook", hook, what)
     second = call(place, _show_ignored if hook is None else hook, what)[1]
     if second is not None:
         message = "Exception ignored in sys.unraisablehook"
@@ -256,18 +284,16 @@ def flush(place: Place) -> bool:
         stream = _sys_names.get(name)
         if stream is None:
             continue
-        closed, error = call(place, getattr, stream, "closed")
+        closed, error = call(place, _closed, stream)
         if error is None:
             closed, error = call(place, bool, closed)
         if error is None and closed:
             continue
-        flusher, error = call(place, getattr, stream, "flush")
-        if error is None:
-            error = call(place, flusher)[1]
+        error = call(place, _flush, stream)[1]
         if error is not None:
             whole = False
             if name == "stdout":
-                if sys.version_info >= (3, 13):
+                if _VERSION >= (3, 13):
                     _ignore(place, error, None, "Exception ignored on flushing sys.stdout")
                 else:
                     _ignore(place, error, stream)
@@ -296,22 +322,22 @@ def drop_modules(place: Place, bare: Mapping[int, object]) -> None:
         _sys_names[name] = _sys_names.get(original)
     alive: list[Any] = []
     module: Any = None
-    names: list[str] = []
     for name, module in list(_modules.items()):
-        if id(module) in bare:
-            continue
-        names.append(name)
         if issubclass(type(module), _module_type):
-            alive.append(ref(module))
+            if id(module) not in bare:
+                alive.append(ref(module))
             _modules[name] = None  # type: ignore[assignment]
     module = None
-    for name in names:
-        _modules.pop(name, None)
+    # Not one is left that a finalizer could import.
+    _modules.clear()
     if len(_shared_builtins) != len(_own_builtins) or any(
         map(is_not, _shared_builtins.values(), _own_builtins.values())
     ):
+        added = _shared_builtins.copy()
         _shared_builtins.clear()
         _shared_builtins.update(_own_builtins)
+        # Only now do the program's additions go, which may need the others.
+        added.clear()
     _collect()
     for reference in reversed(alive):
         module = reference()

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # After a failed refill wait before the next attempt: a machine out of memory must not be asked in a loop.
 _RETRY_SECONDS = 1.0
+_LONGEST_RETRY_SECONDS = 60.0
+_BREATH_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ class Pool:
         return await self._runtime.open(key.spec(limits), first=first, first_input=first_input)
 
     async def _keep(self) -> None:
+        pause = _RETRY_SECONDS
         while True:
             self._replace_unfit()
             key = next((key for key, size in self._sizes.items() if len(self._ready[key]) < size), None)
@@ -163,14 +166,18 @@ class Pool:
                 self._full.set()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), self._next_expiry())
+                    # Whoever took a cell needs the processors now; a new one is made when the program is under way.
+                    await asyncio.sleep(_BREATH_SECONDS)
                 continue
             self._making = 1
             try:
                 box = await self._open(key, self._limits)
                 self._ready[key].append(Cell(box, box.first, time.monotonic()))
                 box.on_gone(self._wake.set)
+                pause = _RETRY_SECONDS
             except TideboxError:
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_RETRY_SECONDS)
             finally:
                 self._making = 0
             # Work that waits for the loop goes first.

@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tidebox.errors import ProvisionFailed, TideboxError
 from tidebox.runtime.link import Link
@@ -178,8 +178,8 @@ class _Client(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio: greet, or turn away."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not every event loop's transports are subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         self._ids = self._relay.admit(self)
         if self._ids is None:
             transport.abort()

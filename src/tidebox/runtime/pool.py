@@ -1,7 +1,7 @@
 """Cells: single-use boxes whose interpreter is started and parked; and the pool that keeps some ready.
 
-Beside the cells the pool keeps a few blank boxes: whole boxes in which no interpreter was started yet. A blank one serves
-any program of its shape when no cell is parked for it, at a fraction of the price of a new box.
+Beside the cells the pool keeps a few blank boxes: whole boxes in which no interpreter was started yet. A blank one
+serves any program of its shape when no cell is parked for it, at a fraction of the price of a new box.
 
 A cell serves one program. An empty pool is no error: the same cell is then made on the spot. The pool refills one
 cell at a time in

@@ -179,7 +179,7 @@ class _Client(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio: greet, or turn away."""
         # Not every event loop's transports are subclasses of asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
+        transport = self._transport = cast(asyncio.Transport, transport)
         self._ids = self._relay.admit(self)
         if self._ids is None:
             transport.abort()

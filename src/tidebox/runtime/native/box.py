@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from tidebox.errors import ProvisionFailed
+from tidebox.errors import BoxGone, ProvisionFailed
 from tidebox.model.limits import Limits
 from tidebox.model.result import Usage
 from tidebox.runtime.base import Box, Captured, CaptureRule, Command, Exec, Files
@@ -46,6 +46,7 @@ class NativeBox(Box):
         self.relay: Relay | None = None
         self._started = time.monotonic()
         self._frozen = False
+        self._stopped = False
         self._dead = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._callbacks: list[Callable[[], None]] = []
@@ -75,6 +76,8 @@ class NativeBox(Box):
             callback()
 
     async def exec(self, command: Command) -> Exec:
+        if self._stopped:
+            raise BoxGone("the box was stopped")
         return self._link.open_exec(exec_request(command))
 
     async def adjust(self, limits: Limits) -> None:
@@ -95,15 +98,19 @@ class NativeBox(Box):
     async def stop(self) -> None:
         if self._dead.is_set():
             return
-        # Init alone forks nothing unasked: when the user's processes are gone there is nothing to wait for.
-        quiet = self._meter.only_init_left()
+        # Init alone forks nothing unasked: when the user's processes are gone there is nothing to kill.
+        if self._meter.only_init_left():
+            self._stopped = True
+            return
+        await self._kill()
+
+    async def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         if self._frozen:
             # A frozen process dies only when it runs again.
             await self.thaw()
-        if not quiet:
-            await self._dead.wait()
+        await self._dead.wait()
 
     async def usage(self) -> Usage:
         return Usage(
@@ -124,8 +131,8 @@ class NativeBox(Box):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await self.stop()
-        await self._dead.wait()
+        if not self._dead.is_set():
+            await self._kill()
         if self.relay is not None:
             await self.relay.close()
         await self._link.close()

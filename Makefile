@@ -1,13 +1,14 @@
 # Every verb installs what it needs first; `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install test lint bench soak clean
+.PHONY: help install test test-vm lint bench soak clean
 
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+VM_ARGS ?=
 
 help: ## list the verbs
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 install: ## make .venv from the lock file
 	@scripts/bootstrap
@@ -15,6 +16,9 @@ install: ## make .venv from the lock file
 test: ## install what is missing, system packages included, and run every test
 	@scripts/bootstrap --test
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+test-vm: ## the native runtime on cgroup v2, in a virtual machine (VM_ARGS=trixie for a newer kernel)
+	@scripts/vm-test $(VM_ARGS)
 
 lint: install ## style and types
 	.venv/bin/ruff check .

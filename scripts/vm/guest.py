@@ -1,0 +1,130 @@
+"""Runs as root in the guest of ``scripts/vm-test``, from the unpacked checkout: every check, then a summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TIDEBOX = [sys.executable, "-c", "import sys; from tidebox.cli.main import main; sys.exit(main())"]
+# Emulated processors are slow; a test that hangs still ends.
+PYTEST = [sys.executable, "-m", "pytest", "-q", "--timeout=300", "-p", "no:cacheprovider", "--tb=short"]
+COUNTED = ("cpu", "memory", "pids")
+
+CONTRACT = ["tests/contract/test_runtime.py", "tests/contract/test_faults.py"]
+ESCAPE = ["tests/escape/test_resources.py", "tests/escape/test_privilege.py", "tests/escape/test_init.py"]
+
+Done = subprocess.CompletedProcess[str]
+
+
+class Account:
+    """Someone who runs commands in the guest."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        entry = pwd.getpwnam(name)
+        self._ids = (entry.pw_uid, entry.pw_gid)
+        self._environment = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": entry.pw_dir,
+            "LANG": "C.UTF-8",
+            "COLUMNS": "160",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("", "src", "site")),
+        }
+
+    def start_manager(self) -> None:
+        """Give the account a user manager, as logging in would."""
+        subprocess.run(["loginctl", "enable-linger", self.name], check=True)
+        runtime = Path(f"/run/user/{self._ids[0]}")
+        deadline = time.monotonic() + 60
+        while not (runtime / "systemd/private").exists():
+            assert time.monotonic() < deadline, "the user manager did not start"
+            time.sleep(0.2)
+        self._environment["XDG_RUNTIME_DIR"] = str(runtime)
+
+    def run(self, command: list[str], **environment: str) -> Done:
+        """Run a command in the checkout and show what it prints."""
+        uid, gid = self._ids
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=self._environment | environment,
+            user=uid,
+            group=gid,
+            extra_groups=[],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        print(done.stdout, flush=True)
+        return done
+
+
+def passes(account: Account, command: list[str]) -> Callable[[], bool]:
+    """A check that a command ends well."""
+    return lambda: account.run(command).returncode == 0
+
+
+def is_refused(account: Account) -> bool:
+    """Where limits cannot be kept, doctor names them and a run is refused, unless the operator accepts it."""
+    found = account.run([*TIDEBOX, "doctor", "--json"])
+    missing = [check["guarantee"] for check in json.loads(found.stdout)["checks"] if check["state"] != "enforced"]
+    hello = [*TIDEBOX, "run", "-c", "print('ran')"]
+    refused = account.run(hello)
+    accepted = account.run(hello, SANDBOX_ALLOW_WEAK_ISOLATION="1")
+    return (
+        (found.returncode, sorted(missing)) == (1, sorted(COUNTED))
+        and refused.returncode == 2
+        and "ran" not in refused.stdout
+        and (accepted.returncode, accepted.stdout.splitlines()[-1:]) == (0, ["ran"])
+    )
+
+
+def nothing_is_left() -> bool:
+    """No cgroup of ours stands anywhere any more."""
+    left = [str(path) for path in Path("/sys/fs/cgroup").rglob("tidebox-[0-9]*")]
+    print(*left, sep="\n", flush=True)
+    return not left
+
+
+def main() -> int:
+    """Run every check; 0 if all passed."""
+    root, managed, plain = Account("root"), Account("managed"), Account("plain")
+    managed.start_manager()
+    checks = [
+        ("root: everything is enforced", passes(root, [*TIDEBOX, "doctor"])),
+        ("root: contract and faults", passes(root, PYTEST + CONTRACT)),
+        ("root: hostile programs", passes(root, PYTEST + ESCAPE)),
+        ("user with a manager: everything is enforced", passes(managed, [*TIDEBOX, "doctor"])),
+        ("user with a manager: contract and faults", passes(managed, PYTEST + CONTRACT)),
+        ("user with a manager: hostile programs", passes(managed, PYTEST + ESCAPE)),
+        ("user without a manager: refused by name", lambda: is_refused(plain)),
+        ("nothing is left behind", nothing_is_left),
+    ]
+    chosen = [check for check in checks if all(word in check[0] for word in sys.argv[1:])]
+    summary = []
+    for name, check in chosen:
+        print(f"\nvm: {name}", flush=True)
+        start = time.monotonic()
+        good = check()
+        summary.append((f"vm: {'ok    ' if good else 'FAILED'} {name} ({time.monotonic() - start:.0f} s)", good))
+        print(summary[-1][0], flush=True)
+    systemd = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    print(f"\nvm: Linux {os.uname().release}, Python {sys.version.split()[0]}, systemd {systemd}")
+    print(*(line for line, _ in summary), sep="\n")
+    passed = all(good for _, good in summary)
+    print("vm: every check passed" if passed else "vm: some checks FAILED", flush=True)
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -55,6 +55,7 @@ __builtins__ = _own_builtins  # type: ignore[assignment]
 FLUSH_FAILED = 120
 _VERSION = sys.version_info[:2]
 _SIGINT = 2
+_SIGNALS = range(1, NSIG)
 _ABSENT = object()
 # What sys.modules and the attributes of sys are to the interpreter, whatever the program puts in their place.
 _modules = sys.modules
@@ -305,9 +306,8 @@ def drop_modules(place: Place, bare: Mapping[int, object]) -> None:
     # For all that follows: no call of a Python function of ours may stand below, it would bring this frame back.
     place.value = None
     handler: Any = None
-    for number in range(1, NSIG):
-        handler = getsignal(number)
-        if handler is not None and type(handler) is not int:
+    for number, handler in enumerate(map(getsignal, _SIGNALS), 1):
+        if type(handler) is not int and handler is not None:
             signal(number, SIG_DFL)
     handler = None
     if _collects():
@@ -323,7 +323,7 @@ def drop_modules(place: Place, bare: Mapping[int, object]) -> None:
     alive: list[Any] = []
     module: Any = None
     for name, module in list(_modules.items()):
-        if issubclass(type(module), _module_type):
+        if type(module) is _module_type or issubclass(type(module), _module_type):
             if id(module) not in bare:
                 alive.append(ref(module))
             _modules[name] = None  # type: ignore[assignment]

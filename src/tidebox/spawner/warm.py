@@ -6,8 +6,8 @@ block on stdin. Where acting as the interpreter would is not worth the trouble (
 file, a directory) the process executes the interpreter.
 
 What remains different from a plain start: ``/proc/self/cmdline`` and ``/proc/self/environ``, the hash seed shared with
-other children of the same interpreter, ``gc.get_freeze_count()``, classes of ours in ``object.__subclasses__()``, and
-that no trace or profile function is called for exit handlers.
+other children of the same interpreter, ``gc.get_freeze_count()``, classes of ours in ``object.__subclasses__()``, that
+no trace or profile function is called for exit handlers, and that finalizers see ``sys.is_finalizing()`` false.
 """
 
 from __future__ import annotations
@@ -201,11 +201,13 @@ _SAMPLE_BLOCK = b"".join([len(field).to_bytes(4, "big") + field for field in _SA
 
 def _prepare(order: Program) -> tuple[CodeType | None, BaseException | None]:
     """Set up everything but the running of the code; the error says why there is none."""
-    if order.cpu_seconds and resource is not None:
-        present = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        # One second to handle the signal in, and no way to lift the limit.
-        hard = order.cpu_seconds + 1 if present == resource.RLIM_INFINITY else min(order.cpu_seconds + 1, present)
-        resource.setrlimit(resource.RLIMIT_CPU, (min(order.cpu_seconds, hard), hard))
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        if order.cpu_seconds:
+            # One second to handle the signal in, and no way to lift the limit.
+            hard = order.cpu_seconds + 1 if hard == resource.RLIM_INFINITY else min(order.cpu_seconds + 1, hard)
+            soft = min(order.cpu_seconds, hard)
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
     for name, value in order.environment:
         os.environb[name] = value
     if any(name == b"TZ" for name, _ in order.environment):

@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help install test test-vm lint bench soak clean
 
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n auto
 BENCH_ARGS ?=
 SOAK_ARGS ?=
 VM_ARGS ?=

@@ -56,6 +56,7 @@ class Relay:
     @classmethod
     async def open(cls, link: Link, path: Path) -> Relay:
         """Listen at ``path``, for this user only."""
+        await link.wait_ready()
         relay = cls(link, path)
         listener = _listen(path)
         link.route_foreign(relay._to_client)

@@ -119,7 +119,6 @@ class NativeRuntime(Runtime):
         box = NativeBox(name, image.digest, spawner, link, pidfd, workspace, Meter(message["files"]), spec.limits)
         box.first = started
         if spec.sandbox_id is not None:
-            await link.wait_ready()
             box.relay = await Relay.open(link, self._sockets / f"{spec.sandbox_id}.sock")
         self._boxes.add(box)
         box.on_gone(lambda: self._boxes.discard(box))

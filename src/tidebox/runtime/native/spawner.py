@@ -21,6 +21,8 @@ from tidebox.wire import cbor
 _MAX_MESSAGE = 128 * 1024
 _MAX_DESCRIPTORS = 8
 _CLOSE_SECONDS = 10.0
+# Puts what follows into a scope whose control groups are delegated to it.
+_SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--")
 
 
 class Spawner:
@@ -44,11 +46,11 @@ class Spawner:
         # A relative name: a box of a user without root can read the command line of its init.
         command = [python, "boot.py", str(theirs.fileno())]
         environment = default_environment()
-        if session is not None and (scope := _systemd_scope(session)):
-            command = [*scope, *command]
-            environment |= {
-                name: session[name] for name in ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if name in session
-            }
+        if session is not None and (runtime_directory := _user_manager(session)):
+            # The way to the manager is for systemd-run alone: a program can see what its init was started with.
+            only = [f"{name}={value}" for name, value in environment.items()]
+            command = [*_SCOPE, "env", "-i", *only, *command]
+            environment["XDG_RUNTIME_DIR"] = runtime_directory
         with theirs:
             process = subprocess.Popen(
                 command,
@@ -166,9 +168,9 @@ class Spawner:
         self._process.wait()
 
 
-def _systemd_scope(session: Mapping[str, str]) -> list[str] | None:
-    """The command that puts what follows into a scope with delegated control groups, where a user manager runs."""
-    program = shutil.which("systemd-run")
-    if program is None or not os.path.isdir("/run/systemd/system") or "XDG_RUNTIME_DIR" not in session:
-        return None
-    return [program, "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--"]
+def _user_manager(session: Mapping[str, str]) -> str | None:
+    """The runtime directory of this user's systemd manager, where one runs that hands out scopes."""
+    # A manager that lingers is there for services and su too, whose environment does not name it.
+    directory = session.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    reachable = all(os.path.exists(f"{directory}/{name}") for name in ("systemd/private", "bus"))
+    return directory if reachable and shutil.which(_SCOPE[0]) else None

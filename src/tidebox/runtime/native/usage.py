@@ -19,9 +19,7 @@ class Meter:
         self._descriptors: dict[str, int] = {}
         for name, path in files.items():
             try:
-                self._descriptors[name] = os.open(path, (os.O_RDWR if name == "peak" else os.O_RDONLY) | os.O_CLOEXEC)
-            except PermissionError:
-                self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptors[name] = _open_counter(path, resettable=name == "peak")
             except FileNotFoundError:
                 continue  # the spawner died meanwhile
         self._cpu_base = 0.0
@@ -81,6 +79,15 @@ class Meter:
             return os.pread(descriptor, 4096, 0)
         except OSError:
             return None  # the cgroup went with a spawner that died
+
+
+def _open_counter(path: str, resettable: bool) -> int:
+    if resettable:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            pass  # v2 before Linux 6.12: nobody may reset it
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _value(text: bytes, key: bytes) -> int:

@@ -552,6 +552,11 @@ PYTHON = [
         "cleared_frames",
         "import sys\ntry: 1 / 0\nexcept ZeroDivisionError as error:\n    error.__traceback__.tb_frame.f_globals['x'] = 1\n    kept = error\nsys.last_value = kept",
     ),
+    Case(
+        "code_with_a_file_name",
+        "import atexit\n__file__ = 'mine'\natexit.register(lambda: print(__file__))",
+        how="code",
+    ),
     Case("empty", ""),
 ]
 

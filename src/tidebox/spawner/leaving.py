@@ -96,18 +96,19 @@ def live(code: CodeType | None, error: BaseException | None, bare: Mapping[int, 
     if place.value != frames.record_of(sys._getframe()):
         place = frames.Unrecognised()
     names = _modules["__main__"].__dict__
+    is_file = "__file__" in names
     try:
         try:
             if code is not None:
                 frames.forget_depth()
                 error = call(place, exec, code, names)[1]
-                if "__file__" in names:
+                if is_file:
                     # Before it reports the error of a file, the interpreter lets out what came before.
                     call(place, _flush, _sys_names.get("stderr"))
                     call(place, _flush, _sys_names.get("stdout"))
             interrupted = type(error) is KeyboardInterrupt
             status, exited = report(place, error)
-            if not exited:
+            if is_file and not exited:
                 # The interpreter takes these back when the file has run, so exit handlers do not see them.
                 names.pop("__file__", None)
                 names.pop("__cached__", None)

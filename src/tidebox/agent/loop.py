@@ -40,11 +40,16 @@ class Loop:
     round may get the event of its predecessor.
     """
 
+    _epoll: select.epoll
+
     def __init__(self) -> None:
-        self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._timers: list[Timer] = []
         self._slices: deque[Callable[[], None]] = deque()
+
+    def open(self) -> None:
+        """Before the first descriptor is watched; apart from the rest, which may be inherited by a fork."""
+        self._epoll = select.epoll()
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
         """Call ``handler`` when ``fd`` is ready, from now on."""

@@ -11,7 +11,7 @@ import time
 from tidebox.agent import flow, paths
 from tidebox.agent.files import Files
 from tidebox.agent.host import Host
-from tidebox.agent.loop import HANGUP, READ, Loop
+from tidebox.agent.loop import HANGUP, READ, Loop, Timer
 from tidebox.agent.outbox import HostGone, Outbox
 from tidebox.agent.processes import Processes
 from tidebox.agent.rehearsal import rehearse
@@ -112,48 +112,35 @@ class Setup:
 
 def serve(setup: Setup) -> int:
     """Serve the host until it shuts the agent down or is gone; the exit code for pid 1."""
-    # The warm process that this one may be a clone of has switched it off; what it had then is frozen and stays shared.
-    gc.enable()
-    os.umask(0o022)
-    # Python's own handler would turn a signal from inside the box into an exception in its init.
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    agent = Agent(setup)
-    try:
-        agent.run()
-    except HostGone:
-        pass
-    finally:
-        agent.end()
-    return agent.status
+    return Agent(setup).serve()
 
 
 class Agent:
-    """Reads the host's messages and gives each to the part that serves it."""
+    """Reads the host's messages and gives each to the part that serves it.
+
+    Made without a descriptor, so that a warm process can make it before the box exists and every clone inherits it:
+    what
+    is not built there is not paid for by the program that waits. ``setup`` may be completed until ``serve`` is called.
+    """
 
     def __init__(self, setup: Setup) -> None:
         self.status = 0
-        self._setup = setup
+        self.setup = setup
         self._boot_ns = time.monotonic_ns()
-        self._sock = _socket.socket(fileno=setup.sock)
-        self._sock.setblocking(False)
-        for fd in (setup.sock, setup.oom_score_fd):
-            if fd is not None:
-                os.set_inheritable(fd, False)
         self._loop = Loop()
         self._connection = AgentConnection(setup.generation)
-        self._outbox = Outbox(self._sock, self._loop)
+        self._outbox = Outbox(self._loop)
         self._host = Host(self._connection, self._outbox)
         self._brake = flow.InputBrake(self._loop)
         self._processes = Processes(setup, self._host, self._loop, self._brake)
-        opener = paths.Opener(setup.oom_score_fd)
+        opener = paths.Opener(lambda: setup.oom_score_fd)
         self._files = Files(self._host, self._loop, opener, lambda: self._processes.default_user)
         self._tcp = Tcp(self._host, self._loop, self._brake)
         self._running = True
         self._stopping = False
-        self._loop.watch(self._sock.fileno(), READ, self._receive)
-        self._boot_timer = self._loop.later(BOOT_SECONDS, self._boot_timed_out)
         # The step of the boot sequence that comes next; None once the agent is ready.
         self._boot: Callable[[Inbound], None] | None = None
+        self._boot_timer: Timer | None = None
         self._handlers: dict[type[Message], Callable[[Inbound, Any], None]] = {
             messages.ExecRequest: self._exec,
             messages.ExecStdin: lambda item, message: self._processes.stdin(item.id, message.data),
@@ -180,12 +167,46 @@ class Agent:
             messages.RootDiskPrepare: self._unavailable,
             messages.RootDiskGrow: self._unavailable,
         }
+        self._greeting = b""
         if isinstance(setup.bootstrap, messages.Bootstrap):
-            # Whoever started the agent knew it already: nothing to wait for.
+            # Whoever started the agent knew it already: nothing to wait for, and nothing left to be found out.
             self._processes.configure(setup.bootstrap)
-            self._ready()
+            self._greeting = self._connection.encode(self._ready_message(), 0)
+
+    def serve(self) -> int:
+        """Take over the descriptors of ``setup`` and serve; the exit code for pid 1."""
+        # The warm process that this one may be a clone of has switched it off; what it had then is frozen and stays
+        # shared.
+        gc.enable()
+        os.umask(0o022)
+        # Python's own handler would turn a signal from inside the box into an exception in its init.
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        self._open()
+        try:
+            self.run()
+        except HostGone:
+            pass
+        finally:
+            self.end()
+        return self.status
+
+    def _open(self) -> None:
+        setup = self.setup
+        self._sock = _socket.socket(fileno=setup.sock)
+        self._sock.setblocking(False)
+        for fd in (setup.sock, setup.oom_score_fd):
+            if fd is not None:
+                os.set_inheritable(fd, False)
+        self._loop.open()
+        self._outbox.connect(self._sock)
+        self._processes.open()
+        self._loop.watch(self._sock.fileno(), READ, self._receive)
+        if self._greeting:
+            self._outbox.put((self._greeting,))
             self._loop.later(REHEARSAL_DELAY_SECONDS, self._rehearse)
-        elif not setup.bootstrap:
+            return
+        self._boot_timer = self._loop.later(BOOT_SECONDS, self._boot_timed_out)
+        if not setup.bootstrap:
             self._ready()
         elif setup.generation >= messages.Bootstrap.GENERATION:
             self._boot = self._bootstrap
@@ -278,7 +299,7 @@ class Agent:
     def _resolved(self) -> None:
         user = self._processes.default_user
         self._host.send(0, messages.InitResolved(default_user=messages.DefaultUser(uid=user.uid, gid=user.gid)))
-        self._boot_timer.cancel()
+        self._cancel_boot_timer()
         self._boot_timer = self._loop.later(BOOT_SECONDS, self._boot_timed_out)
         self._boot = self._acknowledged
 
@@ -290,17 +311,21 @@ class Agent:
         self._ready()
 
     def _ready(self) -> None:
-        self._boot_timer.cancel()
-        limits = messages.EXEC_LIMITS if self._setup.generation >= FLOW_CONTROL_GENERATION else None
+        self._cancel_boot_timer()
+        self._host.send(0, self._ready_message())
+
+    def _cancel_boot_timer(self) -> None:
+        if self._boot_timer is not None:
+            self._boot_timer.cancel()
+
+    def _ready_message(self) -> messages.Ready:
+        limits = messages.EXEC_LIMITS if self.setup.generation >= FLOW_CONTROL_GENERATION else None
         now = time.monotonic_ns()
-        self._host.send(
-            0,
-            messages.Ready(
-                boot_time_ns=self._boot_ns - _START_NS,
-                init_time_ns=now - self._boot_ns,
-                ready_time_ns=now - _START_NS,
-                exec_limits=limits,
-            ),
+        return messages.Ready(
+            boot_time_ns=self._boot_ns - _START_NS,
+            init_time_ns=now - self._boot_ns,
+            ready_time_ns=now - _START_NS,
+            exec_limits=limits,
         )
 
     def _fail_boot(self, item: Inbound, text: str) -> None:
@@ -313,7 +338,7 @@ class Agent:
     def _rehearse(self) -> None:
         """While nobody waits: in a box that is kept for later, not in one that is busy already."""
         if self._host.outbox.size == 0 and self._processes.waiting:
-            rehearse(self._loop, self._setup.generation, self._processes.decide)
+            rehearse(self._loop, self.setup.generation, self._processes.decide)
 
     # Requests
 

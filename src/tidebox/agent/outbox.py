@@ -35,14 +35,19 @@ class HostGone(Exception):
 class Outbox:
     """Sends in order what the socket takes; a piece may be reused by its owner once ``wait`` has called back."""
 
-    def __init__(self, sock: _socket.socket, loop: Loop) -> None:
-        self._sock = sock
+    _sock: _socket.socket
+
+    def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._pieces: deque[Buffer] = deque()
         self._waiting: deque[Callable[[], None]] = deque()
         self._read_interest = READ
         self._interest = READ
         self.size = 0
+
+    def connect(self, sock: _socket.socket) -> None:
+        """Where everything goes."""
+        self._sock = sock
 
     @property
     def full(self) -> bool:

@@ -14,7 +14,7 @@ from tidebox.wire.files import KIND_DIR, KIND_FILE, KIND_OTHER, KIND_SYMLINK, En
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tidebox.wire.files import Attributes, OpenOptions
 
@@ -68,16 +68,25 @@ class Opener:
     What a link to /proc/self leads to is the agent's own memory and descriptors, not the user's.
     """
 
-    def __init__(self, hidden_proc: int | None) -> None:
-        """``hidden_proc`` is a directory of a procfs that is mounted nowhere, reachable through /proc/self/fd."""
-        self._refused: set[int] = set()
-        if hidden_proc is not None:
-            self._refused.add(os.fstat(hidden_proc).st_dev)
+    def __init__(self, hidden_proc: Callable[[], int | None]) -> None:
+        """``hidden_proc`` gives a directory of a procfs that is mounted nowhere, reachable through /proc/self/fd."""
+        self._hidden_proc = hidden_proc
+        # Found out when the first file is opened: most boxes never do.
+        self._refused: set[int] | None = None
+
+    def _find_refused(self) -> set[int]:
+        refused = set()
+        hidden = self._hidden_proc()
+        if hidden is not None:
+            refused.add(os.fstat(hidden).st_dev)
         if os.path.ismount("/proc"):
-            self._refused.add(os.stat("/proc").st_dev)
+            refused.add(os.stat("/proc").st_dev)
+        return refused
 
     def open(self, path: bytes, flags: int, mode: int = 0o666) -> int:
         """A descriptor of a regular file."""
+        if self._refused is None:
+            self._refused = self._find_refused()
         fd = os.open(path, flags | _QUIETLY, mode)
         try:
             status = os.fstat(fd)

@@ -59,8 +59,11 @@ class Processes:
         self._environment = dict(DEFAULT_ENVIRONMENT)
         self._rlimits: Sequence[Rlimit] = ()
         self._cwd: str | None = None
+        self._signals = sorted({*child.changed_signals(), _signal.SIGCHLD, _signal.SIGINT})
+
+    def open(self) -> None:
+        """Begin to watch the children."""
         self._watch_children()
-        self._signals = child.changed_signals()
 
     def configure(self, bootstrap: Bootstrap) -> None:
         """Take the defaults of the bootstrap; UnknownUser for a user the box does not have."""

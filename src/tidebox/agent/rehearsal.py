@@ -32,7 +32,8 @@ def rehearse(loop: Loop, generation: int, decide: Callable[[ExecRequest], object
     """Play an exec through; ``decide`` is what a request is given to."""
     near, far = _socket.socketpair()
     connection = AgentConnection(generation)
-    host = Host(connection, Outbox(far, loop))
+    host = Host(connection, Outbox(loop))
+    host.outbox.connect(far)
     request = ExecRequest(cmd="tidebox:python", args=["x"], env=["A=b"], cwd="/workspace")
     frames = (request, ExecStdin(data=b"x"), ExecStdin(data=b""))
     connection.reader.feed(b"".join(encode_message(message, _ID, generation) for message in frames))

@@ -13,7 +13,7 @@ import os
 import select
 import sys
 
-from tidebox.spawner import channel, steps
+from tidebox.spawner import channel, steps, warm
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.box import BoxOrder, Shape, run_box
 
@@ -138,6 +138,7 @@ def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) ->
     # The change of identity made the process undumpable, and then the id maps of its children could not be written.
     sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
     sys_.prctl(sys_.PR_SET_PDEATHSIG, 9)
+    warm.forget_ourselves()
     gc.collect()
     gc.freeze()
     gc.disable()

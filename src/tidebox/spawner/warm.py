@@ -41,7 +41,7 @@ AT_ONCE = "at-once"
 # Exit statuses every shell gives for a command that is not there, or is there and cannot be executed.
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
-_SIGINT, _SIGKILL, _SIGPIPE, _SIGSTOP, _SIGXFSZ = 2, 9, 13, 19, 25
+_SIGINT, _SIGPIPE, _SIGXFSZ = 2, 13, 25
 _USER_LIBRARY = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 _GC_THRESHOLDS = gc.get_threshold()
 
@@ -75,7 +75,7 @@ def park(args: list[str]) -> NoReturn:
         try:
             _plain_signals()
             _standard_streams()
-            _forget_ourselves()
+            forget_ourselves()
             if AT_ONCE not in args:
                 _rehearse()
             _open_the_stage()
@@ -94,13 +94,7 @@ def park(args: list[str]) -> NoReturn:
 
 def _plain_signals() -> None:
     _signal.set_wakeup_fd(-1)
-    for number in range(1, _signal.NSIG):
-        if number not in (_SIGKILL, _SIGSTOP):
-            try:
-                _signal.signal(number, _signal.SIG_DFL)
-            except (OSError, ValueError):
-                # Those the C library keeps for itself.
-                pass
+    # All others are as the kernel has them: whoever forked this process put back what it had changed.
     _signal.signal(_SIGINT, _signal.default_int_handler)
     _signal.signal(_SIGPIPE, _signal.SIG_IGN)
     _signal.signal(_SIGXFSZ, _signal.SIG_IGN)
@@ -122,7 +116,8 @@ def _stream(fd: int, name: str, mode: str, errors: str) -> Any:
     return text
 
 
-def _forget_ourselves() -> None:
+def forget_ourselves() -> None:
+    """Leave no name of ours where a program could find it; done before a fork it spares the children."""
     for name in [name for name in sys.modules if name not in _baseline.modules]:
         module = sys.modules.pop(name)
         parent, _, child = name.rpartition(".")

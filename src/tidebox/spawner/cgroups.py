@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import errno
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
+import select
 
 PREFIX = "tidebox-"
+AGENT_LEAF = "agent"
 NEEDED = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
-_AGENT_LEAF = "/agent"
+_SWEEP_TRIES = 200
+_SWEEP_PAUSE_SECONDS = 0.005
+_ENABLE_TRIES = 20
 
 
 class CgroupError(Exception):
@@ -96,15 +96,40 @@ def _remove(path: str) -> bool:
     return True
 
 
-def _kill_all(path: str) -> None:
-    """SIGKILL to whatever lives in the dead owner's subtree."""
+def _processes(path: str) -> list[int]:
+    """Every process of a subtree; 0 stands for one that another pid namespace hides from us."""
+    found: list[int] = []
     for directory, _, files in os.walk(path):
         if "cgroup.procs" in files:
-            for pid in _read(directory + "/cgroup.procs").split():
-                try:
-                    os.kill(int(pid), 9)
-                except ProcessLookupError:
-                    pass
+            try:
+                found += map(int, _read(directory + "/cgroup.procs").split())
+            except OSError:
+                continue  # removed while we looked
+    return found
+
+
+def _kill_all(path: str) -> None:
+    """SIGKILL to whatever lives in a subtree."""
+    try:
+        # v2, Linux 5.14: nothing that forks meanwhile escapes.
+        _write(path + "/cgroup.kill", 1)
+        return
+    except FileNotFoundError:
+        pass
+    for pid in _processes(path):
+        try:
+            os.kill(pid, 9)
+        except ProcessLookupError:
+            pass
+
+
+def _clear(path: str) -> None:
+    """End and remove a subtree whose owner is dead; what does not go in time is left to the next sweep."""
+    for _ in range(_SWEEP_TRIES):
+        _kill_all(path)
+        if _remove(path):
+            return
+        select.select([], [], [], _SWEEP_PAUSE_SECONDS)
 
 
 class Cgroups:
@@ -126,9 +151,11 @@ class Cgroups:
         """Remove the directories of spawners that are gone."""
         for root in self._sweep_roots():
             for entry in os.scandir(root):
-                if entry.name.startswith(PREFIX) and entry.is_dir() and not _owner_is_alive(entry.name):
-                    _kill_all(entry.path)
-                    _remove(entry.path)
+                if not entry.name.startswith(PREFIX) or not entry.is_dir() or _owner_is_alive(entry.name):
+                    continue
+                # Where a container shares the machine's cgroups, its spawner is none of our processes, dead or alive.
+                if 0 not in _processes(entry.path):
+                    _clear(entry.path)
 
     def make(self, box: str) -> Leaf:
         """A new leaf without limits; ``Leaf.limit`` sets them."""
@@ -146,7 +173,6 @@ class Leaf:
     """The cgroup of one box."""
 
     paths: dict[str, str]
-    _inner = ""
     # The counters of this kernel: the same for every leaf, so looked for once.
     _present: frozenset[str] | None = None
 
@@ -165,7 +191,7 @@ class Leaf:
         raise NotImplementedError
 
     def attach_descriptors(self) -> list[int]:
-        """Descriptors through which a process attaches itself by writing ``0``; the caller closes them."""
+        """What lets a process in: on v1 files to write ``0`` into, on v2 a directory to be cloned into."""
         raise NotImplementedError
 
     def freeze(self, frozen: bool) -> None:
@@ -184,7 +210,10 @@ class Leaf:
         raise NotImplementedError
 
     def delegate(self, uid: int) -> list[int]:
-        """Give the directories to the box's agent, for a leaf per exec beside its own; descriptors of them."""
+        """Give the directories to the box's agent, for a leaf per exec beside its own; descriptors of them.
+
+        ``uid`` is also the agent's gid on the machine.
+        """
         raise NotImplementedError
 
     def remove(self) -> bool:
@@ -212,6 +241,8 @@ class CgroupsV1(Cgroups):
 
 class LeafV1(Leaf):
     """A leaf in each v1 hierarchy."""
+
+    _inner = ""
 
     def _set(self, name: str, value: int) -> None:
         if name == "memory":
@@ -253,7 +284,7 @@ class LeafV1(Leaf):
         }
 
     def delegate(self, uid: int) -> list[int]:
-        self._inner = _AGENT_LEAF
+        self._inner = "/" + AGENT_LEAF
         descriptors = []
         for path in sorted(set(self.paths.values())):
             os.mkdir(path + self._inner)
@@ -276,10 +307,13 @@ class CgroupsV2(Cgroups):
             root = own
             self._leave(own)
         self.roots = {"unified": root}
-        self._enable(root)
         base = self._bases()[0]
         os.mkdir(base)
-        self._enable(base)
+        try:
+            self._enable_below(root, base)
+        except BaseException:
+            os.rmdir(base)
+            raise
         # The templates clone straight into the leaves: they and the leaves need a common ancestor that the templates
         # may write.
         self.nursery = base + "/spawner"
@@ -293,11 +327,27 @@ class CgroupsV2(Cgroups):
     @staticmethod
     def _leave(own: str) -> None:
         """A cgroup with processes of its own cannot hand controllers down: move this one out of the way."""
+        if not os.access(own, os.W_OK):
+            raise CgroupError(f"the cgroup {own} is not delegated to this user")
         others = [pid for pid in _read(own + "/cgroup.procs").split() if int(pid) != os.getpid()]
         if others:
             raise CgroupError(f"the spawner's cgroup {own} is shared with other processes")
         os.mkdir(own + "/spawner")
         _write(own + "/spawner/cgroup.procs", os.getpid())
+
+    @classmethod
+    def _enable_below(cls, root: str, base: str) -> None:
+        """Hand the controllers down to the leaves of ``base``."""
+        for tries_left in reversed(range(_ENABLE_TRIES)):
+            cls._enable(root)
+            try:
+                cls._enable(base)
+                return
+            except CgroupError:
+                # At the top systemd may take back, at any moment, what none of its units uses; but not what a
+                # cgroup below hands down itself.
+                if not tries_left:
+                    raise
 
     @staticmethod
     def _enable(path: str) -> None:
@@ -346,7 +396,7 @@ class LeafV2(Leaf):
             _write(self.path + "/cpu.weight", 1 + (value - 2) * 9999 // 262142)
 
     def attach_descriptors(self) -> list[int]:
-        return [os.open(self.path + self._inner, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+        return [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
 
     def freeze(self, frozen: bool) -> None:
         _write(self.path + "/cgroup.freeze", 1 if frozen else 0)
@@ -361,11 +411,12 @@ class LeafV2(Leaf):
         }
 
     def delegate(self, uid: int) -> list[int]:
-        self._inner = _AGENT_LEAF
-        os.mkdir(self.path + self._inner)
-        _write(self.path + "/cgroup.subtree_control", "+memory +pids")
-        for name in ("", "/cgroup.procs"):
-            os.chown(self.path + name, uid, -1)
+        # The box is cloned into this cgroup and becomes the root of its own cgroup namespace here, because a namespace
+        # may not move processes to a place outside it; then the agent makes room for leaves (``Leaves.settle``).
+        if uid != os.getuid():
+            for name in ("", "/cgroup.procs", "/cgroup.subtree_control"):
+                # Both ids are mapped in the template's user namespace: it has power over a file only then.
+                os.chown(self.path + name, uid, uid)
         return [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
 
 

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
-AGENT_LEAF = "agent"
+from tidebox.spawner.cgroups import AGENT_LEAF
 
 
 def _read(directory: int, path: str) -> str | None:
@@ -42,6 +38,16 @@ class Leaves:
         self._version = version
         self._next = 0
         self._leftover: set[int] = set()
+
+    def settle(self) -> None:
+        """Move the calling agent, already in its cgroup namespace, out of the way of the leaves."""
+        if self._version == 1:
+            return  # the agent was put into its own leaf from outside
+        box = self._directories[0]
+        os.mkdir(AGENT_LEAF, dir_fd=box)
+        _write(box, AGENT_LEAF + "/cgroup.procs", b"0")
+        # Allowed only now that no process is left beside the leaves.
+        _write(box, "cgroup.subtree_control", b"+memory +pids")
 
     def make(self) -> int:
         """A new leaf in every hierarchy."""

@@ -65,6 +65,11 @@ async def run(box: Box, *argv: str, stdin: bytes = b"", **options: object) -> li
     return await collect(await box.exec(Command(argv=argv, **options)), stdin)  # type: ignore[arg-type]
 
 
+async def need_cgroup(runtime: NativeRuntime) -> None:
+    if (await runtime.probe()).missing:
+        pytest.skip("needs a cgroup, which an ordinary user has only where one is delegated")
+
+
 async def test_probe_names_every_guarantee(runtime: NativeRuntime) -> None:
     report = await runtime.probe()
     assert report.available
@@ -146,10 +151,8 @@ async def test_file_operations(box: Box) -> None:
         await box.files.write("/usr/new", b"")
 
 
-@pytest.mark.skipif(
-    not is_root(), reason="freezing needs a cgroup, which an ordinary user has only where one is delegated"
-)
-async def test_freeze_stops_and_thaw_goes_on(box: Box) -> None:
+async def test_freeze_stops_and_thaw_goes_on(runtime: NativeRuntime, box: Box) -> None:
+    await need_cgroup(runtime)
     program = await box.exec(Command(argv=["sh", "-c", "while :; do echo tick; sleep 0.02; done"]))
     events = program.events()
     while not isinstance(await anext(events), Output):
@@ -167,8 +170,7 @@ async def test_freeze_stops_and_thaw_goes_on(box: Box) -> None:
 
 
 async def test_a_frozen_box_can_be_closed(runtime: NativeRuntime) -> None:
-    if not is_root():
-        pytest.skip("freezing needs a cgroup, which an ordinary user has only where one is delegated")
+    await need_cgroup(runtime)
     box = await runtime.open(BoxSpec())
     await box.freeze()
     await asyncio.wait_for(box.close(), 5)
@@ -188,8 +190,7 @@ async def test_stop_kills_everything_and_keeps_the_workspace(runtime: NativeRunt
 
 
 async def test_usage_counts_cpu_memory_and_processes(runtime: NativeRuntime) -> None:
-    if not is_root():
-        pytest.skip("counted by the cgroup, which an ordinary user has only where one is delegated")
+    await need_cgroup(runtime)
     box = await runtime.open(BoxSpec(limits=Limits(memory=400 * MIB, cpus=2.0)))
     await run(box, "python3", "-c", HOG)
     await box.stop()

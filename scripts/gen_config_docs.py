@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import types
-import typing
 from pathlib import Path
 from typing import Any
 
-import annotated_types
-from pydantic.fields import FieldInfo
-
-from tidebox.config import Settings
+from tidebox.config import PREFIX, Settings
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 
@@ -25,44 +21,31 @@ Tidebox is configured by environment variables, read once at the start. Nothing 
 |---|---|---|---|
 """
 
-
-def _type(annotation: Any) -> str:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return " or ".join(_type(part) for part in typing.get_args(annotation) if part is not types.NoneType)
-    known = {bool: "yes or no", int: "whole number", float: "number", str: "text", Path: "path"}
-    return known.get(annotation) or str(annotation).replace("|", "\\|")
+_TYPES = {"bool": "yes or no", "int": "whole number", "float": "number", "str | None": "text", "Path": "path"}
 
 
-def _range(field: FieldInfo) -> str:
-    words = []
-    for bound in field.metadata:
-        match bound:
-            case annotated_types.Ge(ge=value):
-                words.append(f"at least {value}")
-            case annotated_types.Gt(gt=value):
-                words.append(f"above {value}")
-            case annotated_types.Le(le=value):
-                words.append(f"at most {value}")
-            case annotated_types.Lt(lt=value):
-                words.append(f"below {value}")
+def _kind(setting: dataclasses.Field[Any]) -> str:
+    words = [_TYPES[str(setting.type)]]
+    for bound, text in (("low", "at least"), ("high", "at most")):
+        if setting.metadata[bound] is not None:
+            words.append(f"{text} {setting.metadata[bound]}")
     return ", ".join(words)
 
 
-def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
+def _default(setting: dataclasses.Field[Any]) -> str:
+    value = getattr(Settings(), setting.name)
     if value is None:
         return ""
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return f"`{text.replace(str(Path.home()), '~')}`" if text else ""
+    return f"`{text.replace(str(Path.home()), '~')}`"
 
 
 def render() -> str:
     """The page as it should be."""
-    prefix = Settings.model_config.get("env_prefix", "")
-    rows = []
-    for name, field in Settings.model_fields.items():
-        kind = ", ".join(filter(None, (_type(field.annotation), _range(field))))
-        rows.append(f"| `{prefix}{name.upper()}` | {kind} | {_default(field)} | {field.description} |\n")
+    rows = [
+        f"| `{PREFIX}{item.name.upper()}` | {_kind(item)} | {_default(item)} | {item.metadata['description']} |\n"
+        for item in dataclasses.fields(Settings)
+    ]
     return HEADER + "".join(rows)
 
 

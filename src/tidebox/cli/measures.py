@@ -42,8 +42,8 @@ WARM_UP = 3
 IDLE_SECONDS = 0.5
 AT_ONCE = 8
 # What an installation keeps ready unless it is told otherwise.
-CELLS: int = Settings.model_fields["pool_python"].default
-BLANKS: int = Settings.model_fields["pool_blank"].default
+CELLS = Settings().pool_python
+BLANKS = Settings().pool_blank
 PARKED_MIB = 4.0
 TRANSFER_MB_PER_SECOND = 300.0
 TRANSFER_RATIO = 0.3

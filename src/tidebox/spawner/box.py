@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import os
 
-from tidebox.agent.main import Setup, serve
+from tidebox.agent.main import Agent, Setup
 from tidebox.spawner import channel, confine, steps, warm
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.leaves import Leaves
@@ -26,11 +25,22 @@ class Shape:
         # In two parts: what can be done while the template maps the ids, and what needs them.
         self.before: list[list[Any]] = message["before"]
         self.after: list[list[Any]] = message["after"]
-        self.generation: int = message["generation"]
-        self.bootstrap = Bootstrap(
+        bootstrap = Bootstrap(
             rlimits=[Rlimit(resource=name, soft=value, hard=value) for name, value in message["rlimits"]],
             default_cwd=message["cwd"],
             default_env=[EnvVar(key=name, value=value) for name, value in message["env"]],
+        )
+        # Made here, once: a box inherits it and only adds its descriptors.
+        self.agent = Agent(
+            Setup(
+                sock=-1,
+                generation=message["generation"],
+                user=(USER_UID, USER_UID),
+                default_user_name="user",
+                confine=confine.confine_program,
+                builtins={"python": warm.park},
+                bootstrap=bootstrap,
+            )
         )
 
 
@@ -70,9 +80,8 @@ def run_box(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
     """Never returns: ends as the agent, or reports the failing step and exits."""
     status = 1
     try:
-        setup = _set_up(sock, order, gate, two_ids)
-        if setup is not None:
-            status = serve(setup)
+        if _set_up(sock, order, gate, two_ids):
+            status = order.shape.agent.serve()
     except steps.StepFailed as error:
         text = os.strerror(error.errno)
         channel.send(sock, {"box": order.box, "failed": error.step, "errno": error.errno, "text": text})
@@ -80,7 +89,8 @@ def run_box(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
         os._exit(status)
 
 
-def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> Setup | None:
+def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> bool:
+    """Whether the box stands: not when the template gave it up."""
     for descriptor in order.attach:
         try:
             os.write(descriptor, b"0")
@@ -88,7 +98,7 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
             raise steps.StepFailed("attach to the cgroup", error) from error
     steps.execute(order.shape.before)
     if os.read(gate, 1) != b"+":
-        return None
+        return False
     user = (USER_UID, USER_UID)
     init = (0, 0) if two_ids else user
     try:
@@ -98,6 +108,12 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
         os.setresuid(init[0], init[0], init[0])
     except OSError as error:
         raise steps.StepFailed("become init", error) from error
+    leaves = Leaves(order.leaf_directories, order.cgroup_version) if order.leaf_directories else None
+    if leaves is not None:
+        try:
+            leaves.settle()
+        except OSError as error:
+            raise steps.StepFailed("settle in the cgroup", error) from error
     steps.execute(order.shape.after)
     try:
         # For init alone: programs see /proc read-only, and init must raise their OOM score above its own.
@@ -111,19 +127,11 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
     keep = sorted({order.socket, writable_proc, *order.leaf_directories})
     _close_all_but(keep)
     _standard_streams()
-    # The kernel drops signals that init has no handler for; the interpreter has one for this, and it would end the box.
-    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
-    return Setup(
-        sock=order.socket,
-        generation=order.shape.generation,
-        user=user,
-        default_user_name="user",
-        confine=confine.confine_program,
-        builtins={"python": warm.park},
-        leaves=Leaves(order.leaf_directories, order.cgroup_version) if order.leaf_directories else None,
-        oom_score_fd=writable_proc,
-        bootstrap=order.shape.bootstrap,
-    )
+    setup = order.shape.agent.setup
+    setup.sock = order.socket
+    setup.oom_score_fd = writable_proc
+    setup.leaves = leaves
+    return True
 
 
 def _close_all_but(keep: list[int]) -> None:

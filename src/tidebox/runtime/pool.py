@@ -126,16 +126,23 @@ class Pool:
 
     async def take(self, key: CellKey, limits: Limits, first_input: bytes = b"") -> tuple[Box, Exec]:
         """A cell under ``limits`` that has been sent ``first_input``: a parked one, or one made now."""
-        cell = self._pop(key) or self._pop(key.blank)
-        if cell is None:
-            box = await self._open(key, limits, first_input, at_once=True)
-            assert box.first is not None
-            return box, box.first
-        await cell.box.adjust(limits)
-        parked = cell.parked or await cell.box.exec(self._parking(key, at_once=True))
-        if first_input:
-            await parked.write(first_input)
-        return cell.box, parked
+        while (cell := self._pop(key) or self._pop(key.blank)) is not None:
+            try:
+                await cell.box.adjust(limits)
+                parked = cell.parked or await cell.box.exec(self._parking(key, at_once=True))
+                if first_input:
+                    await parked.write(first_input)
+            except TideboxError:
+                # It died meanwhile, or what it already uses is more than it is to have: the next, or a new one.
+                self._discard(cell)
+                continue
+            except BaseException:
+                self._discard(cell)
+                raise
+            return cell.box, parked
+        box = await self._open(key, limits, first_input, at_once=True)
+        assert box.first is not None
+        return box, box.first
 
     def _pop(self, key: CellKey) -> Cell | None:
         ready = self._ready.get(key)

@@ -7,6 +7,7 @@ server's end closes it ends every template, and with it every box, removes its c
 from __future__ import annotations
 
 import _socket
+import errno
 import os
 import select
 
@@ -22,6 +23,7 @@ _FIRST_UID_BLOCK = 0x60000000
 _UID_BLOCKS = 4096
 _SPARE_LEAVES = 4
 _RETRY_SECONDS = 0.005
+_LONGEST_RETRY_SECONDS = 0.5
 
 
 class _Box:
@@ -52,6 +54,7 @@ class Spawner:
         self._usual_limits: dict[str, int] = {}
         self._box_number = 0
         self._closing: list[tuple[cgroups.Leaf, int | None]] = []
+        self._retry_pause = _RETRY_SECONDS
         self._uid_base = _FIRST_UID_BLOCK + os.getpid() % _UID_BLOCKS * template.UID_BLOCK if os.getuid() == 0 else None
         self._cgroups: cgroups.Cgroups | None = None
         self._cgroup_problem: str | None = None
@@ -74,7 +77,7 @@ class Spawner:
         """Serve until the server goes away."""
         while True:
             idle = self._replenish()
-            timeout = _RETRY_SECONDS if self._closing else (None if idle else 0.0)
+            timeout = self._retry_pause if self._closing else (None if idle else 0.0)
             for fd, _ in self._epoll.poll(timeout):
                 if fd != self._sock.fileno():
                     self._from_template(self._names[fd])
@@ -234,17 +237,20 @@ class Spawner:
                 self._fail_open(box, "template", 0, "it died")
 
     def _limit(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        leaf = self._boxes[message["box"]].leaf
-        if leaf is not None:
-            leaf.limit(**message["limits"])
+        self._leaf_of(message).limit(**message["limits"])
         return {}
 
     def _freeze(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        leaf = self._boxes[message["box"]].leaf
-        if leaf is None:
-            return {"failed": "freeze", "errno": 0, "text": "the box has no cgroup"}
-        leaf.freeze(message["frozen"])
+        self._leaf_of(message).freeze(message["frozen"])
         return {}
+
+    def _leaf_of(self, message: dict[str, Any]) -> cgroups.Leaf:
+        box = self._boxes.get(message["box"])
+        if box is None:
+            raise StepFailed(message["op"], OSError(errno.ESRCH, "no such box"))
+        if box.leaf is None:
+            raise StepFailed(message["op"], OSError(errno.ENOTSUP, "the box has no cgroup"))
+        return box.leaf
 
     def _close(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
         box = self._boxes.pop(message["box"], None)
@@ -262,6 +268,8 @@ class Spawner:
                 waiting.append((leaf, request))
             elif request is not None:
                 channel.send(self._sock, {"re": request})
+        # Most are gone at once; what a stuck process holds is not asked for all the time.
+        self._retry_pause = min(self._retry_pause * 2, _LONGEST_RETRY_SECONDS) if waiting else _RETRY_SECONDS
         self._closing = waiting
 
 

@@ -11,7 +11,7 @@ import errno
 import os
 import select
 
-from tidebox.spawner import cgroups, channel, template
+from tidebox.spawner import cgroups, channel, syscalls, template
 from tidebox.spawner.steps import StepFailed
 
 TYPE_CHECKING = False
@@ -276,6 +276,7 @@ class Spawner:
 def main(descriptor: int) -> None:
     """Run the spawner on the inherited socket ``descriptor``."""
     os.set_inheritable(descriptor, False)
+    syscalls.reset_hidden_signals()
     spawner = Spawner(_socket.socket(fileno=descriptor))
     try:
         spawner.run()

@@ -75,6 +75,7 @@ _NR_CLONE3 = 435
 _NR_MOUNT_SETATTR = 442
 _NR_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}[_MACHINE]
 _NR_CAPSET = {"x86_64": 126, "aarch64": 91}[_MACHINE]
+_NR_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}[_MACHINE]
 
 
 def _check(result: int, what: str) -> int:
@@ -188,6 +189,18 @@ def set_hostname(name: str) -> None:
 def prctl(option: int, value: int = 0, what: str = "prctl") -> int:
     """prctl(2) with one argument."""
     return _check(_prctl(option, ctypes.c_ulong(value), 0, 0, 0), what)
+
+
+# The C library keeps these for itself and hides them from sigaction(3), yet its posix_spawn leaves them ignored, and
+# that is inherited: every program started by make has it.
+_HIDDEN_SIGNALS = (32, 33)
+
+
+def reset_hidden_signals() -> None:
+    """Put back the kernel's default for the signals that Python cannot reach."""
+    default = ctypes.create_string_buffer(32)
+    for number in _HIDDEN_SIGNALS:
+        _check(_syscall(_NR_RT_SIGACTION, number, default, None, 8), "rt_sigaction")
 
 
 class _CapHeader(ctypes.Structure):

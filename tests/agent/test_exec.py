@@ -106,7 +106,7 @@ def test_only_the_three_standard_descriptors(agent: Peer) -> None:
     assert agent.run("ls", "/proc/self/fd").stdout.split() == [b"0", b"1", b"2", b"3"]  # 3 is the directory itself
 
 
-# Signals 32 and 33: whatever was started by posix_spawn, as make does it, inherits them ignored, and only the raw system
+# Signals 32 and 33: whatever was started by posix_spawn, as make does, inherits them ignored, and only the raw system
 # call can change that. The spawner does; an agent that is started as a program has what it was given.
 OF_THE_C_LIBRARY = 0b11 << 31
 

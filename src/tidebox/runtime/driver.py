@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tidebox.errors import BoxGone
+from tidebox.errors import BoxGone, ExecFailed
 from tidebox.model.events import Event, Exited, Output
 from tidebox.model.launch import Launch, encode_program
 from tidebox.model.result import Outcome, Usage, conclude
@@ -83,10 +85,16 @@ class Driver:
             except BaseException:
                 await box.close()
                 raise
-        block = encode_program(replace(order.launch.program, cpu_seconds=cpu_seconds))
+        program = order.launch.program
+        block = encode_program(replace(program, cpu_seconds=cpu_seconds))
         key = CellKey.of(self._runtime, order.launch.cell, order.spec)
         if not order.files:
-            return await self._pool.take(key, limits, block)
+            plain = None
+            if program.mode == "exec" and not program.source:
+                plain = Command(
+                    argv=program.arguments, env=dict(program.env), cwd=program.cwd, cpu_seconds=cpu_seconds
+                )
+            return await self._pool.take(key, limits, block, plain)
         box, parked = await self._pool.take(key, limits)
         try:
             await _place_files(box, order.files)
@@ -189,7 +197,21 @@ class _Watch:
                     return event
         except BoxGone:
             return None
+        except ExecFailed as error:
+            if self._order.launch.cold:
+                raise
+            return await self._not_started(error)
         return None
+
+    async def _not_started(self, error: ExecFailed) -> Exited:
+        """As a parked process says it that cannot become the program: the answer does not depend on the cell."""
+        number = error.details.get("errno") or 0
+        missing = number in (errno.ENOENT, errno.ENOTDIR)
+        text = f"{self._order.launch.command[0]}: {os.strerror(number)}\n"
+        await self._sink(Output("stderr", text.encode("utf-8", "surrogateescape")))
+        exited = Exited(127 if missing else 126)
+        await self._sink(exited)
+        return exited
 
     async def _feed(self) -> None:
         """Standard input, beside the output: a program may do either first."""

@@ -124,11 +124,18 @@ class Pool:
         """How many cells are ready or being made."""
         return sum(map(len, self._ready.values())) + self._making
 
-    async def take(self, key: CellKey, limits: Limits, first_input: bytes = b"") -> tuple[Box, Exec]:
-        """A cell under ``limits`` that has been sent ``first_input``: a parked one, or one made now."""
+    async def take(
+        self, key: CellKey, limits: Limits, first_input: bytes = b"", plain: Command | None = None
+    ) -> tuple[Box, Exec]:
+        """A cell under ``limits`` that has been sent ``first_input``: a parked one, or one made now.
+
+        Where no interpreter is parked and the program is a ``plain`` command, that is started instead of one.
+        """
         while (cell := self._pop(key) or self._pop(key.blank)) is not None:
             try:
                 await cell.box.adjust(limits)
+                if cell.parked is None and plain is not None:
+                    return cell.box, await cell.box.exec(plain)
                 parked = cell.parked or await cell.box.exec(self._parking(key, at_once=True))
                 if first_input:
                     await parked.write(first_input)
@@ -140,7 +147,8 @@ class Pool:
                 self._discard(cell)
                 raise
             return cell.box, parked
-        box = await self._open(key, limits, first_input, at_once=True)
+        first = plain or self._parking(key, at_once=True)
+        box = await self._runtime.open(key.spec(limits), first=first, first_input=b"" if plain else first_input)
         assert box.first is not None
         return box, box.first
 
@@ -159,10 +167,6 @@ class Pool:
         assert key.kind is not None
         return self._runtime.parking(key.kind, key.image, at_once)
 
-    async def _open(self, key: CellKey, limits: Limits, first_input: bytes = b"", *, at_once: bool = False) -> Box:
-        first = None if key.kind is None else self._parking(key, at_once)
-        return await self._runtime.open(key.spec(limits), first=first, first_input=first_input)
-
     async def _keep(self) -> None:
         pause = _RETRY_SECONDS
         while True:
@@ -178,7 +182,8 @@ class Pool:
                 continue
             self._making = 1
             try:
-                box = await self._open(key, self._limits)
+                first = None if key.kind is None else self._parking(key)
+                box = await self._runtime.open(key.spec(self._limits), first=first)
                 self._ready[key].append(Cell(box, box.first, time.monotonic()))
                 box.on_gone(self._wake.set)
                 pause = _RETRY_SECONDS

@@ -1,0 +1,97 @@
+"""The pool: which cell was there changes the time a program waits, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.boxes import is_root
+from tidebox.config import load_settings
+from tidebox.embedded import Engine, run_on
+
+Start = Callable[..., Coroutine[Any, Any, Engine]]
+READY = {
+    "parked": {"pool_python": 1, "pool_blank": 0},
+    "blank": {"pool_python": 0, "pool_blank": 1},
+    "nothing": {"pool_python": 0, "pool_blank": 0},
+}
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    engines: list[Engine] = []
+
+    async def make(**settings: Any) -> Engine:
+        options = {"pool_node": 0, "pool_python": 0, "pool_blank": 0, "allow_weak_isolation": not is_root()} | settings
+        engine = Engine(load_settings(data_dir=tmp_path, **options))
+        engine.start()
+        engines.append(engine)
+        await engine.pool.filled()
+        return engine
+
+    yield make
+    for engine in engines:
+        await engine.close()
+
+
+@pytest.mark.parametrize("ready", READY)
+async def test_a_program_runs_the_same_whatever_was_ready(start: Start, ready: str) -> None:
+    engine = await start(**READY[ready])
+    result = await run_on(engine, "import os, sys; print(sys.argv, os.getpid() > 1); sys.exit(3)")
+    assert (result.stdout, result.exit_code) == (b"['/workspace/main.py'] True\n", 3)
+
+
+@pytest.mark.parametrize("ready", READY)
+@pytest.mark.parametrize(
+    ("command", "code", "text"),
+    [
+        (["sh", "-c", "echo $A; pwd; exit 4"], 4, b"b\n/workspace\n"),
+        (["no-such-program"], 127, b"no-such-program: No such file or directory\n"),
+        (["/etc/passwd"], 126, b"/etc/passwd: Permission denied\n"),
+    ],
+)
+async def test_a_command_ends_the_same_whatever_was_ready(
+    start: Start, ready: str, command: list[str], code: int, text: bytes
+) -> None:
+    result = await run_on(await start(**READY[ready]), command=command, env={"A": "b"})
+    assert (result.exit_code, result.stdout + result.stderr) == (code, text)
+
+
+async def test_a_cell_serves_once_and_is_replaced(start: Start) -> None:
+    engine = await start(pool_python=1)
+    (before,) = engine.pool.made()
+    first = await run_on(engine, "open('/tmp/mark', 'w').close()")
+    assert first.exit_code == 0
+    await engine.pool.filled()
+    (after,) = engine.pool.made()
+    assert after > before
+    assert (await run_on(engine, "import os; print(os.path.exists('/tmp/mark'))")).stdout == b"False\n"
+
+
+async def test_more_at_once_than_are_ready(start: Start) -> None:
+    engine = await start(pool_python=1, pool_blank=1)
+    results = await asyncio.gather(*(run_on(engine, f"print({number})") for number in range(6)))
+    assert [result.stdout for result in results] == [b"%d\n" % number for number in range(6)]
+
+
+async def test_no_cell_grows_older_than_its_age(start: Start) -> None:
+    engine = await start(pool_python=1, pool_max_age_sec=1.0)
+    (before,) = engine.pool.made()
+    deadline = time.monotonic() + 10
+    while engine.pool.made() in ([], [before]):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    assert engine.pool.made()[0] - before >= 1.0
+
+
+async def test_a_cell_that_uses_more_than_is_allowed_is_not_used(start: Start) -> None:
+    if not is_root():
+        pytest.skip("needs a cgroup, which an ordinary user has only where one is delegated")
+    engine = await start(pool_node=1)
+    result = await run_on(engine, "console.log('fits')", "javascript", memory=32 << 20)
+    assert result.stdout == b"fits\n"

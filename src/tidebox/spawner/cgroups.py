@@ -121,6 +121,13 @@ def _kill_all(path: str) -> None:
             os.kill(pid, 9)
         except ProcessLookupError:
             pass
+    for directory, _, files in os.walk(path):
+        if "freezer.state" in files:
+            # What v1 froze dies only when it runs again.
+            try:
+                _write(directory + "/freezer.state", "THAWED")
+            except FileNotFoundError:
+                continue
 
 
 def _clear(path: str) -> None:
@@ -149,13 +156,21 @@ class Cgroups:
 
     def sweep(self) -> None:
         """Remove the directories of spawners that are gone."""
-        for root in self._sweep_roots():
-            for entry in os.scandir(root):
-                if not entry.name.startswith(PREFIX) or not entry.is_dir() or _owner_is_alive(entry.name):
-                    continue
-                # Where a container shares the machine's cgroups, its spawner is none of our processes, dead or alive.
-                if 0 not in _processes(entry.path):
-                    _clear(entry.path)
+        entries = [entry for root in self._sweep_roots() for entry in os.scandir(root)]
+        names = [entry for entry in entries if entry.name.startswith(PREFIX) and entry.is_dir()]
+        dead = [entry.path for entry in names if not _owner_is_alive(entry.name)]
+        # Where a container shares the machine's cgroups, its spawner is none of our processes, dead or alive.
+        ours = [path for path in dead if 0 not in _processes(path)]
+        # In every hierarchy before the first is cleared: what the freezer holds does not leave the others.
+        for path in ours:
+            _kill_all(path)
+        for path in ours:
+            _clear(path)
+
+    def kill(self) -> None:
+        """End every process in the cgroups of this spawner, frozen ones too."""
+        for base in self._bases():
+            _kill_all(base)
 
     def make(self, box: str) -> Leaf:
         """A new leaf without limits; ``Leaf.limit`` sets them."""

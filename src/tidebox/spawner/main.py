@@ -87,6 +87,8 @@ class Spawner:
 
     def shut_down(self) -> None:
         """End every box and remove what belongs to this spawner."""
+        if self._cgroups is not None:
+            self._cgroups.kill()
         for item in self._templates.values():
             item.close()
         if self._cgroups is not None:
@@ -231,6 +233,10 @@ class Spawner:
         item = self._templates.pop(name)
         del self._names[item.sock.fileno()]
         self._epoll.unregister(item.sock.fileno())
+        for entry in self._boxes.values():
+            if entry.template_name == name and entry.leaf is not None:
+                # The template is not gone before its boxes, and what v1 froze dies only when it runs again.
+                entry.leaf.freeze(False)
         item.close()
         for box, entry in list(self._boxes.items()):
             if entry.template_name == name and entry.request is not None:

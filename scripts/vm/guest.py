@@ -15,11 +15,15 @@ ROOT = Path(__file__).resolve().parents[2]
 TIDEBOX = [sys.executable, "-c", "import sys; from tidebox.cli.main import main; sys.exit(main())"]
 # Emulated processors are slow; a test that hangs still ends.
 PYTEST = [sys.executable, "-m", "pytest", "-q", "--timeout=300", "-p", "no:cacheprovider", "--tb=short"]
-# These count seconds of a real processor.
-PYTEST += [f"--deselect=tests/{name}" for name in ("escape/test_init.py::test_init_outlives_thousands_of_orphans",)]
+# These bound what a program costs in seconds of a real processor.
+PYTEST += [
+    "--deselect=tests/contract/test_runtime.py::test_usage_counts_cpu_memory_and_processes",
+    "--deselect=tests/escape/test_init.py::test_init_outlives_thousands_of_orphans",
+    "--deselect=tests/escape/test_resources.py::test_many_processes_get_no_more_processor_time_than_one",
+]
 COUNTED = ("cpu", "memory", "pids")
 
-CONTRACT = ["tests/contract/test_runtime.py", "tests/contract/test_faults.py"]
+CONTRACT = [f"tests/contract/test_{name}.py" for name in ("runtime", "faults", "leaves", "frozen")]
 ESCAPE = ["tests/escape/test_resources.py", "tests/escape/test_privilege.py", "tests/escape/test_init.py"]
 
 Done = subprocess.CompletedProcess[str]

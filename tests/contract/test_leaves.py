@@ -1,0 +1,123 @@
+"""In a long-lived box every program has a cgroup leaf of its own: kill, usage and out-of-memory are per program."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.boxes import is_root
+from tidebox.config import load_settings
+from tidebox.embedded import Engine
+from tidebox.model.events import Event, Exited, Output
+from tidebox.model.limits import MIB, Limits
+from tidebox.runtime.base import Box, BoxSpec, Command, Exec
+from tidebox.runtime.native.runtime import NativeRuntime
+
+HOG = """
+import time
+held = bytearray(b"x" * (80 << 20))
+end = time.process_time() + 0.3
+while time.process_time() < end:
+    pass
+"""
+BOMB = "held = []\nwhile True:\n    held.append(bytearray(b'x' * (4 << 20)))"
+ESCAPED = (
+    "(setsid sh -c 'trap \"\" TERM HUP INT; while :; do sleep 0.05; date +%s%N > /workspace/beat; done' &) ; sleep 600"
+)
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[NativeRuntime]:
+    engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
+    if (await engine.runtime.probe()).missing:
+        await engine.close()
+        pytest.skip("needs a cgroup, which an ordinary user has only where one is delegated")
+    yield engine.runtime
+    await engine.close()
+
+
+@pytest.fixture
+async def box(runtime: NativeRuntime) -> AsyncIterator[Box]:
+    box = await runtime.open(BoxSpec(shared=True, limits=Limits(memory=192 * MIB)))
+    yield box
+    await box.close()
+
+
+async def events_of(program: Exec) -> list[Event]:
+    return [event async for event in program.events()]
+
+
+async def run(box: Box, *argv: str) -> tuple[bytes, Exited]:
+    events = await events_of(await box.exec(Command(argv=argv)))
+    assert isinstance(events[-1], Exited)
+    return b"".join(event.data for event in events if isinstance(event, Output)), events[-1]
+
+
+def leaves(runtime: NativeRuntime) -> list[Path]:
+    roots = Path("/sys/fs/cgroup").rglob(f"tidebox-{runtime.spawner_pid()}-*")
+    return [leaf for root in roots for leaf in root.glob("b*/e*")]
+
+
+async def test_usage_is_that_of_the_program_alone(box: Box) -> None:
+    _, greedy = await run(box, "python3", "-c", HOG)
+    _, modest = await run(box, "true")
+    assert greedy.usage is not None
+    assert modest.usage is not None
+    assert greedy.usage["memory_peak_bytes"] >= 80 * MIB
+    assert modest.usage["memory_peak_bytes"] < 40 * MIB
+    assert greedy.usage["cpu_us"] >= 300_000 > modest.usage["cpu_us"]
+
+
+async def test_a_kill_reaches_what_left_the_session_and_nothing_else(box: Box) -> None:
+    neighbour = await box.exec(Command(argv=["cat"]))
+    program = await box.exec(Command(argv=["sh", "-c", ESCAPED]))
+    deadline = time.monotonic() + 10
+    while b"beat" not in (await run(box, "ls", "/workspace"))[0]:
+        assert time.monotonic() < deadline, "the program did not start"
+    await program.signal(signal.SIGKILL)
+    last = (await events_of(program))[-1]
+    assert isinstance(last, Exited)
+    assert last.signal == signal.SIGKILL
+    await asyncio.sleep(0.2)
+    before, _ = await run(box, "cat", "/workspace/beat")
+    await asyncio.sleep(0.5)
+    assert (await run(box, "cat", "/workspace/beat"))[0] == before
+    await neighbour.write(b"still here")
+    await neighbour.end_input()
+    assert b"".join(event.data for event in await events_of(neighbour) if isinstance(event, Output)) == b"still here"
+
+
+async def test_a_program_out_of_memory_ends_alone(box: Box) -> None:
+    neighbour = await box.exec(Command(argv=["cat"]))
+    _, last = await run(box, "python3", "-c", BOMB)
+    assert last.signal == signal.SIGKILL
+    assert last.usage is not None
+    assert last.usage["oom_kills"] >= 1
+    await neighbour.end_input()
+    end = (await events_of(neighbour))[-1]
+    assert isinstance(end, Exited)
+    assert (end.code, (end.usage or {}).get("oom_kills")) == (0, 0)
+
+
+async def test_no_cgroup_of_the_machine_is_named(box: Box) -> None:
+    text, _ = await run(box, "cat", "/proc/self/cgroup", "/proc/1/cgroup")
+    assert b"tidebox" not in text
+    assert b"slice" not in text
+
+
+async def test_a_leaf_goes_with_its_program(runtime: NativeRuntime, box: Box) -> None:
+    program = await box.exec(Command(argv=["cat"]))
+    assert (await run(box, "true"))[1].code == 0
+    kept = {path.name for path in leaves(runtime)}
+    assert len(kept) == 1
+    await program.end_input()
+    await events_of(program)
+    deadline = time.monotonic() + 5
+    while leaves(runtime):
+        assert time.monotonic() < deadline, "the leaf was not removed"
+        await asyncio.sleep(0.02)

@@ -37,8 +37,9 @@ def bench(
 
 
 def _print(rows: list[Row]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from tidebox.cli.output import wide_console
 
     columns = ("WHAT", "RATIO", "HOLD", "MET", "P50", "P95", "YARDSTICK", "P50", "P95", "UNIT", "N")
     table = Table(*columns, box=None, pad_edge=False)
@@ -47,7 +48,7 @@ def _print(rows: list[Row]) -> None:
         met = "-" if row.met is None else "yes" if row.met else "NO"
         count = str(row.ours.n) if row.ours else "0"
         table.add_row(row.what, _ratio(row), row.hold, met, *ours, row.yardstick, *theirs, row.unit, count)
-    Console(highlight=False, markup=False).print(table)
+    wide_console().print(table)
 
 
 def _ratio(row: Row) -> str:

@@ -34,10 +34,11 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 
 
 def _print(found: Examination) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)
+    from tidebox.cli.output import wide_console
+
+    console = wide_console()
     guarantees = Table("GUARANTEE", "STATE", "HOW", "SEEN IN A BOX", box=None, pad_edge=False)
     for check in found.checks:
         guarantees.add_row(check.guarantee, check.state, check.how, check.seen)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from tidebox.model.limits import GIB, KIB, MIB
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TABLE_WIDTH = 130
 FAILED = 2
 """The exit code for bad input, and for anything this machine cannot do."""
 
@@ -43,3 +47,13 @@ def size_text(size: float) -> str:
         if size >= unit:
             return f"{size / unit:.4g} {name}"
     return f"{size:.0f} bytes"
+
+
+def wide_console() -> Console:
+    """A console for tables: as wide as the terminal, and wide enough to be read where there is none."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
+    return console

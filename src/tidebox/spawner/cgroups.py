@@ -36,6 +36,9 @@ def _write(path: str, value: object) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, str(value).encode())
+    except OSError as error:
+        error.filename = path
+        raise
     finally:
         os.close(fd)
 
@@ -162,10 +165,12 @@ class Cgroups:
         # Where a container shares the machine's cgroups, its spawner is none of our processes, dead or alive.
         ours = [path for path in dead if 0 not in _processes(path)]
         # In every hierarchy before the first is cleared: what the freezer holds does not leave the others.
-        for path in ours:
-            _kill_all(path)
-        for path in ours:
-            _clear(path)
+        for action in (_kill_all, _clear):
+            for path in ours:
+                try:
+                    action(path)
+                except OSError:
+                    continue  # another spawner sweeps too, and was faster
 
     def kill(self) -> None:
         """End every process in the cgroups of this spawner, frozen ones too."""
@@ -372,8 +377,15 @@ class CgroupsV2(Cgroups):
             raise CgroupError("cgroup v2 at {} has no {} controller".format(path, ", ".join(missing)))
         enabled = _read(path + "/cgroup.subtree_control").split()
         wanted = [name for name in NEEDED if name not in enabled]
-        if wanted:
+        if not wanted:
+            return
+        try:
             _write(path + "/cgroup.subtree_control", " ".join("+" + name for name in wanted))
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            # The top of a container, as a rule; the machine's own top is exempt.
+            raise CgroupError(f"the cgroup {path} holds processes, so it cannot hand controllers down") from error
 
     def adopt_template(self, pid: int, uid: int | None) -> None:
         # Cloning into a cgroup asks for write access to it and to the nearest ancestor it shares with the template.

@@ -20,7 +20,7 @@ from tidebox.runtime.base import Box, BoxSpec, CaptureRule, Command, Exec, Guara
 from tidebox.runtime.native.runtime import NativeRuntime
 
 RUNTIMES = ("native",)
-MEMFD_NOEXEC = Path("/proc/sys/vm/memfd_noexec").exists()
+MEMFD_NOEXEC = os.access("/proc/sys/vm/memfd_noexec", os.W_OK)
 HOG = """
 import os, time
 held = bytearray(100 << 20)

@@ -90,7 +90,8 @@ def gather(interpreters: Interpreters) -> HostFacts:
         extra_prefixes=tuple(dict.fromkeys(prefixes)),
         masked_files=tuple(name for name in MASKED_FILES if _readable_by_all("/proc/" + name)),
         masked_directories=tuple(name for name in MASKED_DIRECTORIES if os.path.isdir("/proc/" + name)),
-        memfd_noexec=os.path.exists("/proc/sys/vm/memfd_noexec"),
+        # Only root may set it, even in a pid namespace of one's own.
+        memfd_noexec=os.access("/proc/sys/vm/memfd_noexec", os.W_OK),
         links=tuple(links.items()),
         launchers=tuple(launchers.files().items()),
     )

@@ -86,10 +86,5 @@ def report(spawner: dict[str, Any], facts: HostFacts) -> Report:
         Finding(Guarantee.DISK, True, "tmpfs with size and inode caps"),
         Finding(Guarantee.TIME, True, "the host's clock, RLIMIT_CPU behind it"),
     )
-    kernel = os.uname().release
-    return Report(
-        "native",
-        True,
-        findings,
-        facts={"kernel": kernel, "noexec": "with memfd" if facts.memfd_noexec else "files only (kernel < 6.3)"},
-    )
+    noexec = "with memfd" if facts.memfd_noexec else "files only (memfd needs root and Linux 6.3)"
+    return Report("native", True, findings, facts={"kernel": os.uname().release, "noexec": noexec})

@@ -198,7 +198,8 @@ class _Watch:
         except BoxGone:
             return None
         except ExecFailed as error:
-            if self._order.launch.cold:
+            # An interpreter that the image does not have is not the program's own failure.
+            if self._order.launch.cold or self._order.launch.program.mode != "exec":
                 raise
             return await self._not_started(error)
         return None

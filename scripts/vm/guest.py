@@ -24,7 +24,7 @@ PYTEST += [
 COUNTED = ("cpu", "memory", "pids")
 
 CONTRACT = [f"tests/contract/test_{name}.py" for name in ("runtime", "faults", "leaves", "frozen")]
-ESCAPE = ["tests/escape/test_resources.py", "tests/escape/test_privilege.py", "tests/escape/test_init.py"]
+ESCAPE = [f"tests/escape/test_{name}.py" for name in ("resources", "privilege", "init", "inheritance")]
 
 Done = subprocess.CompletedProcess[str]
 

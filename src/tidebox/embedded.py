@@ -15,8 +15,8 @@ from tidebox.model.events import Event, Output
 from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command
 from tidebox.model.limits import Limits, make_limits
 from tidebox.model.result import Result
-from tidebox.runtime.base import BoxSpec, CaptureRule
-from tidebox.runtime.driver import Driver, Ending, Order, Sink
+from tidebox.runtime.base import BoxSpec, CaptureRule, Ending, Order, Sink
+from tidebox.runtime.driver import Driver
 from tidebox.runtime.images import ImageStore
 from tidebox.runtime.native.runtime import NativeRuntime
 from tidebox.runtime.pool import CellKey, Pool
@@ -25,7 +25,10 @@ from tidebox.runtime.pool import CellKey, Pool
 class Engine:
     """Native runtime, pool and driver, living on one event loop."""
 
-    def __init__(self, settings: Settings | None = None, *, pool: bool = True) -> None:
+    def __init__(
+        self, settings: Settings | None = None, *, pool: bool = True, shapes: Sequence[BoxSpec] = (BoxSpec(),)
+    ) -> None:
+        """``shapes`` are those of the boxes that the pool keeps ready, each as many as the settings say."""
         self.settings = settings or load_settings()
         self.images = ImageStore(self.settings.data_dir / "images")
         self.runtime = NativeRuntime(
@@ -35,20 +38,25 @@ class Engine:
             allow_weak_isolation=self.settings.allow_weak_isolation,
             environment=session_environment(),
         )
-        sizes = self._pool_sizes() if pool else {}
-        self.pool = Pool(self.runtime, sizes=sizes, limits=Limits(), max_age=self.settings.pool_max_age_sec)
+        sizes = {shape: self._pool_sizes(shape) for shape in shapes} if pool else {}
+        self.pool = Pool(
+            self.runtime,
+            sizes={key: size for found in sizes.values() for key, size in found.items()},
+            limits=Limits(),
+            limits_of={key: shape.limits for shape, found in sizes.items() for key in found},
+            max_age=self.settings.pool_max_age_sec,
+        )
         self.driver = Driver(self.runtime, self.pool)
 
-    def _pool_sizes(self) -> dict[CellKey, int]:
+    def _pool_sizes(self, shape: BoxSpec) -> dict[CellKey, int]:
         found = self.runtime.interpreters
-        spec = BoxSpec()
-        python = CellKey.of(self.runtime, "python", spec)
+        python = CellKey.of(self.runtime, "python", shape)
         return {
             # Blank boxes first: they serve everything.
             python.blank: self.settings.pool_blank,
             python: self.settings.pool_python,
-            CellKey.of(self.runtime, "node", spec): self.settings.pool_node if found.node else 0,
-            CellKey.of(self.runtime, "elixir", spec): self.settings.pool_elixir if found.elixir else 0,
+            CellKey.of(self.runtime, "node", shape): self.settings.pool_node if found.node else 0,
+            CellKey.of(self.runtime, "elixir", shape): self.settings.pool_elixir if found.elixir else 0,
         }
 
     def start(self) -> None:

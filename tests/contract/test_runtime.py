@@ -13,7 +13,8 @@ import pytest
 from tests.boxes import count_leaves, is_root
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
-from tidebox.errors import ExecFailed, FileOperationFailed, UnknownImage
+from tidebox.errors import ExecFailed, FileOperationFailed, PayloadTooLarge, UnknownImage
+from tidebox.files.trees import TreeLimits
 from tidebox.model.events import Event, Exited, Output, Started
 from tidebox.model.limits import MIB, Limits
 from tidebox.runtime.base import Box, BoxSpec, CaptureRule, Command, Exec, Guarantee
@@ -187,6 +188,51 @@ async def test_stop_kills_everything_and_keeps_the_workspace(runtime: NativeRunt
     assert captured.skipped == 2
     await box.close()
     await box.close()
+
+
+async def test_a_workspace_goes_in_and_comes_out(runtime: NativeRuntime, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "d").mkdir(parents=True)
+    (source / "d" / "a").write_text("in")
+    (source / "d" / "a").chmod(0o600)
+    (source / "link").symlink_to("d/a")
+    target.mkdir()
+    box = await runtime.open(BoxSpec())
+    assert (await box.place(source)).files == 2
+    seen = await run(box, "sh", "-c", "cat link; echo out > d/b; mkfifo fifo; test -O d/a && echo ' mine'")
+    assert output(seen) == b"in mine\n"
+    await box.stop()
+    tally = await box.collect(target, TreeLimits(max_bytes=MIB))
+    await box.close()
+    assert (tally.files, tally.left_out) == (3, 1)
+    assert (target / "d" / "b").read_text() == "out\n"
+    assert os.readlink(target / "link") == "d/a"
+    assert (target / "d" / "a").stat().st_uid == os.getuid()
+
+
+async def test_a_workspace_that_is_too_large_for_the_box(runtime: NativeRuntime, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "large").write_bytes(bytes(2 * MIB))
+    box = await runtime.open(BoxSpec(limits=Limits(workspace=MIB)))
+    with pytest.raises(PayloadTooLarge):
+        await box.place(source)
+    await box.close()
+
+
+async def test_captured_files_go_to_a_directory(runtime: NativeRuntime, tmp_path: Path) -> None:
+    box = await runtime.open(BoxSpec())
+    await run(box, "sh", "-c", "mkdir out; echo 1 > out/a.txt; ln -s /etc/passwd out/link; mkfifo out/fifo; echo 2 > b")
+    target = tmp_path / "target"
+    target.mkdir()
+    captured = await box.capture_into(target, CaptureRule(("out/**",)))
+    await box.close()
+    assert [(file.path, file.size, file.link_target) for file in captured.files] == [
+        ("out/a.txt", 2, None),
+        ("out/link", 0, "/etc/passwd"),
+    ]
+    assert captured.skipped == {"kind": 1}
+    assert [str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()] == ["out/a.txt"]
 
 
 async def test_usage_counts_cpu_memory_and_processes(runtime: NativeRuntime) -> None:

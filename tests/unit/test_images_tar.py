@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.unit import archives
 from tidebox.errors import InvalidImage
-from tidebox.runtime import tarstream
-from tidebox.runtime.tarstream import Member, TarReader, decompress
+from tidebox.files import tarstream
+from tidebox.files.tarstream import Member, TarReader, decompress
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -14,7 +14,7 @@ import pytest
 from tests.unit import archives
 from tests.unit.archives import directory, file, hardlink, special, symlink
 from tidebox.errors import InvalidImage
-from tidebox.runtime.tarstream import TarReader
+from tidebox.files.tarstream import TarReader
 from tidebox.runtime.unpack import MAX_DEPTH, Unpacker, UnpackLimits
 
 Members = list[tuple[tarfile.TarInfo, bytes]]

@@ -173,11 +173,11 @@ async def test_large_files_pass_unchanged(path: Path, tmp_path: Path) -> None:
 async def test_a_client_that_does_not_read_stalls_nobody(own: Link, path: Path) -> None:
     slow = await connect(path)
     flood = slow.open_exec(sh("head -c 30000000 /dev/zero"))
-    slow._transport.pause_reading()  # type: ignore[union-attr]
+    slow._stream.pause_reading()
     async with asyncio.timeout(10):
         output, _, _ = await finish(own.open_exec(sh("sleep 0.3; echo alive")))
         assert output == b"alive\n"
-        slow._transport.resume_reading()  # type: ignore[union-attr]
+        slow._stream.resume_reading()
         flooded, _, _ = await finish(flood)
     assert len(flooded) == 30_000_000
     await slow.close()

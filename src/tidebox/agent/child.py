@@ -46,12 +46,14 @@ _UNLIMITED = 2**63  # from here on Python's resource module takes only the infin
 BUILTIN_PREFIX = "tidebox:"
 
 # User code goes first when memory runs out, init last.
-_OOM_SCORE = b"500"
+OOM_SCORE = b"500"
 # Descriptors of the agent are all close-on-exec. A builtin keeps the process, so there they are closed by number
 # (before Python 3.10 one by one, which is too slow for every exec).
 _HIGHEST_DESCRIPTOR = 65536
 _FIRST_OF_OURS = 3
 _FAILURE = Struct("=i")
+# What the interpreter itself handles or ignores.
+_PYTHONS_OWN = (_signal.SIGINT, _signal.SIGPIPE, _signal.SIGXFSZ)
 
 # The steps at which a start can fail, as the parent needs to tell them apart.
 STEP_PROCESS = "process"
@@ -112,10 +114,12 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
     """Runs in the child; reports a failing step through ``status`` and exits."""
     step = STEP_PROCESS
     try:
+        builtin = find_builtin(start.argv[0], setup.builtins)
         _signal.set_wakeup_fd(-1)
         for number in signals:
-            _signal.signal(number, _signal.SIG_DFL)
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+            # A builtin is a Python again, and has those as Python has them.
+            if builtin is None or number not in _PYTHONS_OWN:
+                _signal.signal(number, _signal.SIG_DFL)
         os.setsid()
         if start.tty:
             pty.take_control(start.stdio[0])
@@ -138,13 +142,13 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
             # Only now: before, the process is as undumpable as init, and then its /proc files are not its own.
             _raise_oom_score(setup.oom_score_fd)
         step = STEP_EXEC
-        builtin = find_builtin(start.argv[0], setup.builtins)
         if builtin is None:
-            _execute(start.argv, start.env)
+            search(start.argv[0], start.env, lambda path: os.execve(path, start.argv, start.env))
         else:
             status = -1
             os.closerange(_FIRST_OF_OURS, _HIGHEST_DESCRIPTOR)
-            _replace_environment(start.env)
+            if start.env != setup.environment:
+                _replace_environment(start.env)
             builtin([argument.decode("utf-8", "surrogateescape") for argument in start.argv[1:]])
     except OSError as error:
         _report(status, error.errno or errno.EIO, step)
@@ -179,7 +183,7 @@ def _report(status: int, number: int, step: str) -> None:
 
 def _raise_oom_score(proc: int) -> None:
     fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
-    os.write(fd, _OOM_SCORE)
+    os.write(fd, OOM_SCORE)
     os.close(fd)
 
 
@@ -201,15 +205,14 @@ def _replace_environment(env: dict[bytes, bytes]) -> None:
     os.environb.update(env)
 
 
-def _execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
-    """execve with a PATH search (the one of os.execvpe imports a module, and here nothing can be imported)."""
-    command = argv[0]
+def search(command: bytes, env: dict[bytes, bytes], start: Callable[[bytes], int]) -> int:
+    """Start the command where PATH finds it (os.execvpe imports a module for that, and here nothing can be)."""
     if b"/" in command:
-        os.execve(command, argv, env)
+        return start(command)
     denied: OSError | None = None
     for directory in env.get(b"PATH", b"").split(b":"):
         try:
-            os.execve((directory or b".") + b"/" + command, argv, env)
+            return start((directory or b".") + b"/" + command)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError as error:

@@ -93,11 +93,6 @@ class Execution:
         return self._status is not None
 
     @property
-    def untouched(self) -> bool:
-        """It has been given no input yet."""
-        return not self._stdin_received and not self._stdin_done
-
-    @property
     def silent(self) -> bool:
         """Every output stream has ended."""
         return all(stream.fd < 0 for stream in self._streams)

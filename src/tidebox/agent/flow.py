@@ -18,7 +18,7 @@ CHUNK_SIZE = EXEC_LIMITS.output_chunk_size
 # What a peer without flow control may have queued for one program or connection before it is held back.
 UNPACED_INPUT_LIMIT = 8 << 20
 # A sink that takes nothing for this long while it holds everybody else back has its input dropped, with an error.
-PATIENCE_SECONDS = 0.25
+PATIENCE_SECONDS = 1.0
 
 
 class OutputWindow:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import select
 import time
-from collections import deque
+from _collections import deque  # type: ignore[import-not-found]  # the module around it is larger than this one
+from _heapq import heappop, heappush
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Loop:
     def later(self, seconds: float, call: Callable[[], None]) -> Timer:
         """Call once after that time."""
         timer = Timer(time.monotonic() + seconds, call)
-        heapq.heappush(self._timers, timer)
+        heappush(self._timers, timer)
         return timer
 
     def soon(self, call: Callable[[], None]) -> None:
@@ -90,7 +90,7 @@ class Loop:
         if self._slices:
             return 0
         while self._timers and self._timers[0].call is None:
-            heapq.heappop(self._timers)
+            heappop(self._timers)
         if not self._timers:
             return -1
         return max(0.0, self._timers[0].when - time.monotonic())
@@ -98,7 +98,7 @@ class Loop:
     def _run_due(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0].when <= now:
-            call = heapq.heappop(self._timers).call
+            call = heappop(self._timers).call
             if call is not None:
                 call()
 

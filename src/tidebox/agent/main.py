@@ -14,7 +14,6 @@ from tidebox.agent.host import Host
 from tidebox.agent.loop import HANGUP, READ, Loop, Timer
 from tidebox.agent.outbox import HostGone, Outbox
 from tidebox.agent.processes import Processes
-from tidebox.agent.rehearsal import rehearse
 from tidebox.agent.tcp import Tcp
 from tidebox.agent.users import UnknownUser
 from tidebox.wire import messages
@@ -28,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, NoReturn, Protocol
 
+    from tidebox.agent.single import Single
     from tidebox.wire.fields import Message
 
     class Leaves(Protocol):
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 BOOT_SECONDS = 60
 # Between SIGTERM and SIGKILL when the box is shut down: within the 2 s that the relay gives the agent.
 SHUTDOWN_GRACE_SECONDS = 1.0
-
-# Long enough for a program that is under way to arrive first.
-REHEARSAL_DELAY_SECONDS = 0.02
 
 _START_NS = time.monotonic_ns()
 _MICROVM_ONLY = (
@@ -84,6 +81,7 @@ class Setup:
         "leaves",
         "oom_score_fd",
         "bootstrap",
+        "environment",
     )
 
     def __init__(
@@ -108,10 +106,14 @@ class Setup:
         self.leaves = leaves
         self.oom_score_fd = oom_score_fd
         self.bootstrap = bootstrap
+        # The agent's own, which a child that stays a Python need not be given anew.
+        self.environment = dict(os.environb)
 
 
 def serve(setup: Setup) -> int:
     """Serve the host until it shuts the agent down or is gone; the exit code for pid 1."""
+    # Whatever this process inherited, programs do not.
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     return Agent(setup).serve()
 
 
@@ -173,15 +175,19 @@ class Agent:
             self._processes.configure(setup.bootstrap)
             self._greeting = self._connection.encode(self._ready_message(), 0)
 
-    def serve(self) -> int:
-        """Take over the descriptors of ``setup`` and serve; the exit code for pid 1."""
-        # The warm process that this one may be a clone of has switched it off; what it had then is frozen and stays
-        # shared.
-        gc.enable()
+    def serve(self, single: Single | None = None) -> int:
+        """Take over the descriptors of ``setup`` and serve; the exit code for pid 1.
+
+        The ``single`` program that a box was made for comes first: often nothing else ever does.
+        """
         os.umask(0o022)
         # Python's own handler would turn a signal from inside the box into an exception in its init.
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        if single is not None:
+            single.attend()
         self._open()
+        if single is not None:
+            self._processes.adopt(single)
         try:
             self.run()
         except HostGone:
@@ -191,6 +197,9 @@ class Agent:
         return self.status
 
     def _open(self) -> None:
+        # The warm process that this one may be a clone of has switched it off; what it had then is frozen and stays
+        # shared.
+        gc.enable()
         setup = self.setup
         self._sock = _socket.socket(fileno=setup.sock)
         self._sock.setblocking(False)
@@ -203,7 +212,6 @@ class Agent:
         self._loop.watch(self._sock.fileno(), READ, self._receive)
         if self._greeting:
             self._outbox.put((self._greeting,))
-            self._loop.later(REHEARSAL_DELAY_SECONDS, self._rehearse)
             return
         self._boot_timer = self._loop.later(BOOT_SECONDS, self._boot_timed_out)
         if not setup.bootstrap:
@@ -334,11 +342,6 @@ class Agent:
 
     def _boot_timed_out(self) -> None:
         self._stop(1)
-
-    def _rehearse(self) -> None:
-        """While nobody waits: in a box that is kept for later, not in one that is busy already."""
-        if self._host.outbox.size == 0 and self._processes.waiting:
-            rehearse(self._loop, self.setup.generation, self._processes.decide)
 
     # Requests
 

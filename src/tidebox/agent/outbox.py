@@ -8,7 +8,7 @@ requests stop being read when they pile up (``swamped``).
 from __future__ import annotations
 
 import _socket
-from collections import deque
+from _collections import deque  # type: ignore[import-not-found]
 
 from tidebox.agent.loop import READ, WRITE
 

@@ -6,6 +6,8 @@ import _signal  # type: ignore[import-not-found]
 import errno
 import fcntl
 import os
+import resource
+import sys
 
 from tidebox.agent import child, pty
 from tidebox.agent.execution import Execution, Stream, terminal_stream
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from tidebox.agent.host import Host
     from tidebox.agent.loop import Loop
     from tidebox.agent.main import Setup
+    from tidebox.agent.single import Single
     from tidebox.wire.messages import Bootstrap, ExecRequest, Rlimit
 
 DEFAULT_ENVIRONMENT = {
@@ -59,11 +62,21 @@ class Processes:
         self._environment = dict(DEFAULT_ENVIRONMENT)
         self._rlimits: Sequence[Rlimit] = ()
         self._cwd: str | None = None
+        self._single: Single | None = None
         self._signals = sorted({*child.changed_signals(), _signal.SIGCHLD, _signal.SIGINT})
 
     def open(self) -> None:
         """Begin to watch the children."""
+        # Whatever hid the agent's modules from the programs it forks: wait4 looks for this one, in vain and each time.
+        sys.modules.setdefault("resource", resource)
         self._watch_children()
+
+    def adopt(self, single: Single) -> None:
+        """Look after the program that the box was made for."""
+        if not single.over:
+            self._single = single
+            # It may have ended before anybody watched.
+            self._loop.soon(self.collect)
 
     def configure(self, bootstrap: Bootstrap) -> None:
         """Take the defaults of the bootstrap; UnknownUser for a user the box does not have."""
@@ -79,17 +92,12 @@ class Processes:
 
     def knows(self, id: int) -> bool:
         """Whether an exec of that id is under way."""
-        return id in self._by_id
-
-    @property
-    def waiting(self) -> bool:
-        """Nothing has been given to any program yet."""
-        return all(execution.untouched for execution in self._by_pid.values())
+        return id in self._by_id or (self._single is not None and self._single.id == id)
 
     @property
     def idle(self) -> bool:
-        """No exec is under way."""
-        return not self._by_pid
+        """No program is under way."""
+        return not self._by_pid and self._single is None
 
     def start(self, id: int, request: ExecRequest, generation: int) -> None:
         """Start a program; ``generation`` is the one its client speaks."""
@@ -118,6 +126,9 @@ class Processes:
 
     def signal(self, id: int, number: int) -> None:
         """Signal an exec."""
+        if self._single is not None and self._single.id == id and 0 < number < _signal.NSIG:
+            self._single.signal(number)
+            return
         execution = self._by_id.get(id)
         if execution is None or not 0 < number < _signal.NSIG:
             return
@@ -141,6 +152,8 @@ class Processes:
         """Signal every exec."""
         for execution in list(self._by_pid.values()):
             self._kill(execution, number)
+        if self._single is not None:
+            self._single.signal(number)
 
     def kill_all(self) -> None:
         """SIGKILL to everything the agent may kill, background processes included."""
@@ -313,6 +326,9 @@ class Processes:
                 return
             if not pid:
                 return
+            if self._single is not None and pid == self._single.pid:
+                self._single.report(status, usage)
+                self._single = None
             execution = self._by_pid.get(pid)
             if execution is None:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
+from _collections import deque  # type: ignore[import-not-found]
 
 from tidebox.agent.loop import WRITE
 

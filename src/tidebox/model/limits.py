@@ -28,7 +28,7 @@ class Limits:
     memory: int = 256 * MIB
     pids: int = 128
     cpus: float = 1.0
-    cpu_shares: int = 1024
+    cpu_shares: int = 512
     output: int = 8 * MIB
     workspace: int = 256 * MIB
     inodes: int = 16_384

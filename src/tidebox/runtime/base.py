@@ -1,8 +1,8 @@
 """The contract every runtime keeps: a Runtime opens Boxes, a Box runs Execs.
 
-Life of a box: ``open`` -> any number of ``exec`` -> ``stop`` (every process dead, workspace kept) -> ``usage`` and
-``capture`` -> ``close``
-(nothing of it exists any more). ``stop`` and ``close`` may be called at any time and more than once.
+Life of a box: ``open`` -> ``place`` -> any number of ``exec`` -> ``stop`` (every process dead, workspace kept) ->
+``usage``, ``capture``, ``collect`` -> ``close`` (nothing of it exists any more). ``stop`` and ``close`` may be called
+at any time and more than once.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ from __future__ import annotations
 import abc
 import enum
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from asyncio import Event as Flag
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tidebox.errors import InvalidRequest
+from tidebox.files.trees import Tally, TreeLimits
 from tidebox.model.events import Event
 from tidebox.model.launch import Cell as CellKind
+from tidebox.model.launch import Launch
 from tidebox.model.limits import Limits
-from tidebox.model.result import Usage
+from tidebox.model.result import Outcome, Usage
 
 WORKSPACE = "/workspace"
+CANCEL_GRACE_SECONDS = 2.0
 
 
 class Guarantee(enum.Enum):
@@ -114,6 +119,24 @@ class Captured:
     skipped: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedFile:
+    """A file of a workspace that was copied out, or a link that was only noted."""
+
+    path: str
+    size: int
+    link_target: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedTree:
+    """Files copied out of a workspace into a directory."""
+
+    files: tuple[CapturedFile, ...]
+    skipped: Mapping[str, int]
+    """How many that matched were not taken, by the reason."""
+
+
 class Exec(abc.ABC):
     """A program running in a box."""
 
@@ -156,16 +179,18 @@ class Files(abc.ABC):
     """The files of a live box, as its user sees them."""
 
     @abc.abstractmethod
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         """The bytes of a regular file."""
 
     @abc.abstractmethod
-    async def write(self, path: str, data: bytes | AsyncIterator[bytes], mode: int = 0o644) -> int:
-        """Create or replace a file; the number of bytes written."""
+    async def write(
+        self, path: str, data: bytes | AsyncIterator[bytes], mode: int = 0o644, offset: int | None = None
+    ) -> int:
+        """Create or replace a file, or with ``offset`` write into it from there; the number of bytes written."""
 
     @abc.abstractmethod
-    async def stat(self, path: str) -> FileInfo:
-        """What is at ``path`` (a symbolic link itself, not its target)."""
+    async def stat(self, path: str, follow: bool = False) -> FileInfo:
+        """What is at ``path``: a symbolic link itself, or with ``follow`` its target."""
 
     @abc.abstractmethod
     async def list(self, path: str) -> list[FileInfo]:
@@ -231,8 +256,20 @@ class Box(abc.ABC):
         """What the box has used so far."""
 
     @abc.abstractmethod
+    async def place(self, source: Path) -> Tally:
+        """Copy a directory of ours into the workspace of a box in which no program was started yet."""
+
+    @abc.abstractmethod
     async def capture(self, rule: CaptureRule) -> Captured:
         """Copy files out of a stopped box's workspace."""
+
+    @abc.abstractmethod
+    async def capture_into(self, target: Path, rule: CaptureRule) -> CapturedTree:
+        """Copy files out of a stopped box's workspace into an empty directory, each at its own path."""
+
+    @abc.abstractmethod
+    async def collect(self, target: Path, limits: TreeLimits) -> Tally:
+        """Copy a stopped box's whole workspace into an empty directory."""
 
     @abc.abstractmethod
     async def close(self) -> None:
@@ -262,3 +299,44 @@ class Runtime(abc.ABC):
     @abc.abstractmethod
     async def close(self) -> None:
         """Close every box and leave nothing behind."""
+
+
+Sink = Callable[[Event], Awaitable[None]]
+BoxHook = Callable[[Box], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to run."""
+
+    launch: Launch
+    spec: BoxSpec
+    stdin: bytes | AsyncIterator[bytes] | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    capture: CaptureRule | None = None
+    tty: tuple[int, int] | None = None
+    prepare: BoxHook | None = None
+    """Called with the box before the program is started."""
+    harvest: BoxHook | None = None
+    """Called with the box when every process in it is dead and before it is closed."""
+    cancel_grace: float = CANCEL_GRACE_SECONDS
+    """How long the program may go on after it was told to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How it ended."""
+
+    outcome: Outcome
+    exit_code: int | None
+    signal: int | None
+    usage: Usage
+    captured: Captured | None
+
+
+class Runner(abc.ABC):
+    """Runs one order at a time in a fresh box each: what the broker sees of the runtimes."""
+
+    @abc.abstractmethod
+    async def run(self, order: Order, sink: Sink, cancel: Flag | None = None) -> Ending:
+        """Run ``order``; events go to ``sink`` as they come. Raises only for failures that are not the program's."""

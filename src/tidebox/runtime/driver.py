@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 from tidebox.errors import BoxGone, ExecFailed
-from tidebox.model.events import Event, Exited, Output
-from tidebox.model.launch import Launch, encode_program
+from tidebox.model.events import Exited, Output
+from tidebox.model.launch import encode_program
 from tidebox.model.result import Outcome, Usage, conclude
-from tidebox.runtime.base import Box, BoxSpec, Captured, CaptureRule, Command, Exec, Runtime
+from tidebox.runtime.base import Box, Command, Ending, Exec, Order, Runner, Runtime, Sink
 from tidebox.runtime.pool import CellKey, Pool
 
-CANCEL_GRACE_SECONDS = 2.0
 # Behind the host's own clock, for the case that the host cannot keep it.
 CPU_GRACE_SECONDS = 2
 
-Sink = Callable[[Event], Awaitable[None]]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What to run."""
-
-    launch: Launch
-    spec: BoxSpec
-    stdin: bytes | AsyncIterator[bytes] | None = None
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    capture: CaptureRule | None = None
-    tty: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How it ended."""
-
-    outcome: Outcome
-    exit_code: int | None
-    signal: int | None
-    usage: Usage
-    captured: Captured | None
-
-
-class Driver:
+class Driver(Runner):
     """Runs orders on one runtime."""
 
     def __init__(self, runtime: Runtime, pool: Pool) -> None:
@@ -72,7 +47,7 @@ class Driver:
         if order.launch.cold:
             box = await self._runtime.open(order.spec)
             try:
-                await _place_files(box, order.files)
+                await _fill(box, order)
                 program = order.launch.program
                 command = Command(
                     argv=order.launch.command,
@@ -88,16 +63,14 @@ class Driver:
         program = order.launch.program
         block = encode_program(replace(program, cpu_seconds=cpu_seconds))
         key = CellKey.of(self._runtime, order.launch.cell, order.spec)
-        if not order.files:
+        if not order.files and order.prepare is None:
             plain = None
             if program.mode == "exec" and not program.source:
-                plain = Command(
-                    argv=program.arguments, env=dict(program.env), cwd=program.cwd, cpu_seconds=cpu_seconds
-                )
+                plain = Command(argv=program.arguments, env=dict(program.env), cwd=program.cwd, cpu_seconds=cpu_seconds)
             return await self._pool.take(key, limits, block, plain)
         box, parked = await self._pool.take(key, limits)
         try:
-            await _place_files(box, order.files)
+            await _fill(box, order)
             await parked.write(block)
         except BaseException:
             await box.close()
@@ -121,6 +94,12 @@ def _complete(usage: Usage, exited: Exited | None) -> Usage:
         cpu_seconds=None if cpu is None else cpu / 1e6,
         memory_peak=usage.memory_peak or counted.get("max_rss_bytes"),
     )
+
+
+async def _fill(box: Box, order: Order) -> None:
+    if order.prepare is not None:
+        await order.prepare(box)
+    await _place_files(box, order.files)
 
 
 async def _place_files(box: Box, files: Mapping[str, bytes]) -> None:
@@ -148,8 +127,12 @@ class _Watch:
     async def ending(self) -> Ending:
         loop = asyncio.get_running_loop()
         started = time.monotonic()
-        timer = loop.call_later(self._order.spec.limits.timeout, self._end, Outcome.TIMEOUT)
-        helpers = [loop.create_task(self._feed())]
+        timer = loop.call_later(self._order.spec.limits.timeout, self._time_out)
+        helpers = []
+        if self._order.stdin:
+            helpers.append(loop.create_task(self._feed(self._order.stdin)))
+        else:
+            await self._end_input()
         if self._cancel is not None:
             helpers.append(loop.create_task(self._watch_cancel(self._cancel)))
         try:
@@ -170,7 +153,14 @@ class _Watch:
         captured = None
         if self._order.capture is not None:
             captured = await self._box.capture(self._order.capture)
+        if self._order.harvest is not None:
+            await self._order.harvest(self._box)
         return Ending(outcome=outcome, exit_code=code, signal=number, usage=usage, captured=captured)
+
+    def _time_out(self) -> None:
+        # A program that is over and only not read to its end was in time.
+        if not self._program.ended:
+            self._end(Outcome.TIMEOUT)
 
     def _end(self, reason: Outcome) -> None:
         """Kill the box; the first reason stands."""
@@ -214,24 +204,24 @@ class _Watch:
         await self._sink(exited)
         return exited
 
-    async def _feed(self) -> None:
+    async def _feed(self, stdin: bytes | AsyncIterator[bytes]) -> None:
         """Standard input, beside the output: a program may do either first."""
-        stdin = self._order.stdin
-        try:
+        with contextlib.suppress(BoxGone):  # the program's end tells the rest
             if isinstance(stdin, bytes):
-                if stdin:
-                    await self._program.write(stdin)
-            elif stdin is not None:
+                await self._program.write(stdin)
+            else:
                 async for chunk in stdin:
                     await self._program.write(chunk)
+        await self._end_input()
+
+    async def _end_input(self) -> None:
+        with contextlib.suppress(BoxGone):
             await self._program.end_input()
-        except BoxGone:
-            pass  # the program's end tells the rest
 
     async def _watch_cancel(self, cancel: asyncio.Event) -> None:
         await cancel.wait()
         if self._reason is None:
             self._reason = Outcome.CANCELLED
         await self._program.signal(signal.SIGTERM)
-        await asyncio.sleep(CANCEL_GRACE_SECONDS)
+        await asyncio.sleep(self._order.cancel_grace)
         self._end(Outcome.CANCELLED)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -32,8 +33,8 @@ from typing import Any
 from urllib.parse import quote
 
 from tidebox.errors import InvalidImage, InvalidRequest, RuntimeUnavailable, UnknownImage
+from tidebox.files.tarstream import BLOCK, TarReader, decompress
 from tidebox.runtime.oci import Layout
-from tidebox.runtime.tarstream import BLOCK, TarReader, decompress
 from tidebox.runtime.unpack import Unpacker, UnpackLimits
 
 HOST = "host"
@@ -252,6 +253,12 @@ def _check_importable(name: str) -> None:
 
 
 def _host_image() -> Image:
+    # Looked at again only so often: an upgrade takes longer, and every box asks.
+    return _host_image_of(int(time.monotonic()))
+
+
+@functools.lru_cache(maxsize=1)
+def _host_image_of(_second: int) -> Image:
     """The host has no listing of its own; its digest changes whenever the system directories do."""
     marks = hashlib.sha256(os.uname().machine.encode())
     for path in _HOST_MARKS:

@@ -4,19 +4,21 @@ Beside the cells the pool keeps a few blank boxes: whole boxes in which no inter
 serves any program of its shape when no cell is parked for it, at a fraction of the price of a new box.
 
 A cell serves one program. An empty pool is no error: the same cell is then made on the spot. The pool refills one
-cell at a time in
-the background, so that running work is never starved by cells that may not be needed, replaces cells that died or
-grew old, and never hands one out twice.
+cell at a time in the background, and not at all while as many programs were just started as there are processors: so
+running work is never starved by cells that may not be needed. It replaces cells that died or grew old, and never hands
+one out twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tidebox.errors import TideboxError
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 _RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 60.0
 _BREATH_SECONDS = 0.01
+# A program that runs longer than this is not taken for one that keeps a processor busy.
+_BUSY_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +95,20 @@ class Cell:
 class Pool:
     """Keeps cells ready for the keys it was told to keep."""
 
-    def __init__(self, runtime: Runtime, *, sizes: Mapping[CellKey, int], limits: Limits, max_age: float) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        sizes: Mapping[CellKey, int],
+        limits: Limits,
+        max_age: float,
+        limits_of: Mapping[CellKey, Limits] = MappingProxyType({}),
+    ) -> None:
+        """Cells wait under ``limits``, or those of their key: one that is asked for with the same needs no change."""
         self._runtime = runtime
         self._sizes = dict(sizes)
         self._limits = limits
+        self._limits_of = limits_of
         self._max_age = max_age
         self._ready: dict[CellKey, deque[Cell]] = {key: deque() for key in sizes}
         self._wake = asyncio.Event()
@@ -102,6 +116,8 @@ class Pool:
         self._making = 0
         self._keeper: asyncio.Task[None] | None = None
         self._discarding: set[asyncio.Task[None]] = set()
+        self._working: list[tuple[float, Box]] = []
+        self._processors = len(os.sched_getaffinity(0))
 
     def start(self) -> None:
         """Begin to fill."""
@@ -135,7 +151,9 @@ class Pool:
             try:
                 await cell.box.adjust(limits)
                 if cell.parked is None and plain is not None:
-                    return cell.box, await cell.box.exec(plain)
+                    started = await cell.box.exec(plain)
+                    self._taken(cell.box)
+                    return cell.box, started
                 parked = cell.parked or await cell.box.exec(self._parking(key, at_once=True))
                 if first_input:
                     await parked.write(first_input)
@@ -146,11 +164,25 @@ class Pool:
             except BaseException:
                 self._discard(cell)
                 raise
+            self._taken(cell.box)
             return cell.box, parked
         first = plain or self._parking(key, at_once=True)
         box = await self._runtime.open(key.spec(limits), first=first, first_input=b"" if plain else first_input)
         assert box.first is not None
+        box.on_gone(self._wake.set)
+        self._taken(box)
         return box, box.first
+
+    def _taken(self, box: Box) -> None:
+        self._working.append((time.monotonic(), box))
+
+    def _busy_for(self) -> float:
+        """How long, at most, the processors are taken by programs that were given a box just now."""
+        since = time.monotonic() - _BUSY_SECONDS
+        self._working = [(started, box) for started, box in self._working if started > since and not box.gone]
+        if len(self._working) < self._processors:
+            return 0.0
+        return self._working[0][0] - since
 
     def _pop(self, key: CellKey) -> Cell | None:
         ready = self._ready.get(key)
@@ -176,14 +208,23 @@ class Pool:
                 self._wake.clear()
                 self._full.set()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), self._next_expiry())
+                    # Not wait_for: up to Python 3.11 it may swallow a cancellation.
+                    async with asyncio.timeout(self._next_expiry()):
+                        await self._wake.wait()
                     # Whoever took a cell needs the processors now; a new one is made when the program is under way.
                     await asyncio.sleep(_BREATH_SECONDS)
+                continue
+            if (pause_for_work := self._busy_for()) > 0:
+                self._wake.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_for_work):
+                        await self._wake.wait()
                 continue
             self._making = 1
             try:
                 first = None if key.kind is None else self._parking(key)
-                box = await self._runtime.open(key.spec(self._limits), first=first)
+                limits = self._limits_of.get(key, self._limits)
+                box = await self._runtime.open(key.spec(limits), first=first)
                 self._ready[key].append(Cell(box, box.first, time.monotonic()))
                 box.on_gone(self._wake.set)
                 pause = _RETRY_SECONDS

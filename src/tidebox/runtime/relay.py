@@ -272,7 +272,7 @@ def _listen(path: Path) -> socket.socket:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
-        listener.bind(str(path))
+        _bind(listener, path)
         # Before listen, so that nobody can have connected under the wider mode.
         os.chmod(path, 0o600)
         listener.listen(CLIENT_SLOTS)
@@ -281,3 +281,12 @@ def _listen(path: Path) -> socket.socket:
         listener.close()
         raise ProvisionFailed(f"cannot listen at {path}: {error.strerror or error}", step="relay") from None
     return listener
+
+
+def _bind(listener: socket.socket, path: Path) -> None:
+    """Bind to ``path``, however long it is: the address of a socket has room for a hundred characters only."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+from tidebox.agent import child
 from tidebox.agent.main import Agent, Setup
+from tidebox.agent.single import Defaults, Single
+from tidebox.agent.users import User
 from tidebox.spawner import channel, confine, steps, warm
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.leaves import Leaves
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 USER_UID = 1000
+_READ_ONLY_PROC = steps.prepare([["read_only", "/proc"]])
 
 
 class Shape:
@@ -23,8 +27,8 @@ class Shape:
 
     def __init__(self, message: dict[str, Any]) -> None:
         # In two parts: what can be done while the template maps the ids, and what needs them.
-        self.before: list[list[Any]] = message["before"]
-        self.after: list[list[Any]] = message["after"]
+        self.before = steps.prepare(message["before"])
+        self.after = steps.prepare(message["after"])
         bootstrap = Bootstrap(
             rlimits=[Rlimit(resource=name, soft=value, hard=value) for name, value in message["rlimits"]],
             default_cwd=message["cwd"],
@@ -42,10 +46,20 @@ class Shape:
                 bootstrap=bootstrap,
             )
         )
+        defaults = Defaults(
+            {name.encode(): value.encode() for name, value in message["env"]},
+            [child.rlimit(name, value, value) for name, value in message["rlimits"]],
+            User(USER_UID, USER_UID, None),
+        )
+        self.single = Single(self.agent.setup, defaults, child.changed_signals(), confine.load_filter)
 
 
 class BoxOrder:
-    """What the spawner asks a template for. Descriptors: the agent's socket, then those of the cgroup."""
+    """What the spawner asks a template for.
+
+    Descriptors: the agent's socket; for a single-use box its control socket and the standard streams of its program;
+    then the cgroup's.
+    """
 
     def __init__(self, message: dict[str, Any], descriptors: list[int], shape: Shape) -> None:
         self.box: str = message["box"]
@@ -53,7 +67,9 @@ class BoxOrder:
         self.shape = shape
         self.cgroup_version: int = message["cgroup"]
         self.leaf_count: int = message["leaves"]
+        self.single: bool = message["single"]
         self.descriptors = descriptors
+        self._fixed = 5 if self.single else 1
 
     @property
     def socket(self) -> int:
@@ -61,14 +77,21 @@ class BoxOrder:
         return self.descriptors[0]
 
     @property
+    def of_single(self) -> list[int]:
+        """What a single-use box needs for its program."""
+        return self.descriptors[1 : self._fixed]
+
+    @property
     def attach(self) -> list[int]:
         """What a v1 box writes itself into."""
-        return self.descriptors[1 : len(self.descriptors) - self.leaf_count] if self.cgroup_version == 1 else []
+        return (
+            self.descriptors[self._fixed : len(self.descriptors) - self.leaf_count] if self.cgroup_version == 1 else []
+        )
 
     @property
     def cgroup_directory(self) -> int | None:
         """The v2 leaf to be cloned into."""
-        return self.descriptors[1] if self.cgroup_version == 2 else None
+        return self.descriptors[self._fixed] if self.cgroup_version == 2 else None
 
     @property
     def leaf_directories(self) -> list[int]:
@@ -81,7 +104,7 @@ def run_box(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
     status = 1
     try:
         if _set_up(sock, order, gate, two_ids):
-            status = order.shape.agent.serve()
+            status = order.shape.agent.serve(order.shape.single if order.single else None)
     except steps.StepFailed as error:
         text = os.strerror(error.errno)
         channel.send(sock, {"box": order.box, "failed": error.step, "errno": error.errno, "text": text})
@@ -96,14 +119,14 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
             os.write(descriptor, b"0")
         except OSError as error:
             raise steps.StepFailed("attach to the cgroup", error) from error
-    steps.execute(order.shape.before)
+    steps.run(order.shape.before)
     if os.read(gate, 1) != b"+":
         return False
     user = (USER_UID, USER_UID)
     init = (0, 0) if two_ids else user
     try:
         if two_ids:
-            os.setgroups([])
+            os.setgroups([USER_UID])
         os.setresgid(init[1], init[1], init[1])
         os.setresuid(init[0], init[0], init[0])
     except OSError as error:
@@ -114,24 +137,37 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
             leaves.settle()
         except OSError as error:
             raise steps.StepFailed("settle in the cgroup", error) from error
-    steps.execute(order.shape.after)
+    steps.run(order.shape.after)
     try:
         # For init alone: programs see /proc read-only, and init must raise their OOM score above its own.
         writable_proc = sys_.open_tree("/proc")
     except OSError as error:
         raise steps.StepFailed("keep a writable /proc", error) from error
-    steps.execute([["read_only", "/proc"]])
+    own_score = _open_own_score(writable_proc) if order.single else -1
+    steps.run(_READ_ONLY_PROC)
     workspace = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     confine.restrict_init(two_ids)
-    channel.send(sock, {"box": order.box, "ready": True}, (workspace,))
-    keep = sorted({order.socket, writable_proc, *order.leaf_directories})
+    channel.send(sock, {"box": order.box}, (os.pidfd_open(os.getpid()), workspace))
+    keep = sorted({order.socket, *order.of_single, writable_proc, *order.leaf_directories, own_score} - {-1})
     _close_all_but(keep)
     _standard_streams()
     setup = order.shape.agent.setup
     setup.sock = order.socket
     setup.oom_score_fd = writable_proc
     setup.leaves = leaves
+    if order.single:
+        control, *stdio = order.of_single
+        order.shape.single.equip(control, stdio, own_score)
     return True
+
+
+def _open_own_score(proc: int) -> int:
+    try:
+        # Dumpable for this moment, in which nobody else is in the box: otherwise the file is not the process's own.
+        sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
+        return os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+    except OSError as error:
+        raise steps.StepFailed("open the OOM score", error) from error
 
 
 def _close_all_but(keep: list[int]) -> None:

@@ -20,6 +20,7 @@ _PERIOD_US = 100_000
 _SWEEP_TRIES = 200
 _SWEEP_PAUSE_SECONDS = 0.005
 _ENABLE_TRIES = 20
+_CLEAN_BYTES = 1 << 20
 
 
 class CgroupError(Exception):
@@ -86,12 +87,18 @@ def _own_v2_path() -> str:
 def _remove(path: str) -> bool:
     """Remove a cgroup and everything below it; False while a process is still in there."""
     try:
-        for entry in os.scandir(path):
-            if entry.is_dir(follow_symlinks=False) and not _remove(entry.path):
-                return False
-        os.rmdir(path)
+        if _is_removed(path):
+            return True
+        children = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+        return bool(children) and all([_remove(child) for child in children]) and _is_removed(path)
     except FileNotFoundError:
         return True
+
+
+def _is_removed(path: str) -> bool:
+    """Remove a cgroup that has neither processes nor children."""
+    try:
+        os.rmdir(path)
     except OSError as error:
         if error.errno == errno.EBUSY:
             return False
@@ -198,6 +205,7 @@ class Leaf:
 
     def __init__(self, paths: dict[str, str]) -> None:
         self.paths = paths
+        self._open: dict[str, int] = {}
         self._limits: dict[str, int] = {}
 
     def limit(self, **limits: int) -> None:
@@ -211,8 +219,17 @@ class Leaf:
         raise NotImplementedError
 
     def attach_descriptors(self) -> list[int]:
-        """What lets a process in: on v1 files to write ``0`` into, on v2 a directory to be cloned into."""
+        """What lets a process in: on v1 files to write ``0`` into, on v2 a directory to be cloned into.
+
+        They stay open until ``close_descriptors``.
+        """
         raise NotImplementedError
+
+    def close_descriptors(self) -> None:
+        """Nobody is let in any more, or for a long time."""
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
 
     def freeze(self, frozen: bool) -> None:
         """Stop or continue every process of the box."""
@@ -236,8 +253,13 @@ class Leaf:
         """
         raise NotImplementedError
 
+    def renew(self) -> bool:
+        """Make the leaf of a dead box as good as a new one; False where it must be removed instead."""
+        return False
+
     def remove(self) -> bool:
         """Remove the leaf; False while a process is left."""
+        self.close_descriptors()
         return all([_remove(path) for path in set(self.paths.values())])
 
 
@@ -288,11 +310,26 @@ class LeafV1(Leaf):
             _write(path, memory)
 
     def attach_descriptors(self) -> list[int]:
-        paths = sorted(set(self.paths.values()))
-        return [os.open(path + self._inner + "/tasks", os.O_WRONLY | os.O_CLOEXEC) for path in paths]
+        for path in sorted(set(self.paths.values())):
+            if path not in self._open:
+                self._open[path] = os.open(path + self._inner + "/tasks", os.O_WRONLY | os.O_CLOEXEC)
+        return list(self._open.values())
 
     def freeze(self, frozen: bool) -> None:
         _write(self.paths["freezer"] + "/freezer.state", "FROZEN" if frozen else "THAWED")
+
+    def renew(self) -> bool:
+        # Five hierarchies are dear to make. All of their counters can be counted from where they stand, but the most
+        # processes there ever were.
+        pids, memory = self.paths["pids"], self.paths["memory"]
+        if self._inner or list(self.paths.values()).count(pids) > 1 or not _is_removed(pids):
+            return False
+        os.mkdir(pids)
+        self._limits.pop("pids", None)
+        if pids in self._open:
+            os.close(self._open.pop(pids))
+        # What the kernel has not let go of yet would be the next box's.
+        return int(_read(memory + "/memory.usage_in_bytes")) <= _CLEAN_BYTES
 
     def _counters(self) -> dict[str, str]:
         return {
@@ -423,7 +460,9 @@ class LeafV2(Leaf):
             _write(self.path + "/cpu.weight", 1 + (value - 2) * 9999 // 262142)
 
     def attach_descriptors(self) -> list[int]:
-        return [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+        if not self._open:
+            self._open[self.path] = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return list(self._open.values())
 
     def freeze(self, frozen: bool) -> None:
         _write(self.path + "/cgroup.freeze", 1 if frozen else 0)
@@ -444,7 +483,9 @@ class LeafV2(Leaf):
             for name in ("", "/cgroup.procs", "/cgroup.subtree_control"):
                 # Both ids are mapped in the template's user namespace: it has power over a file only then.
                 os.chown(self.path + name, uid, uid)
-        return [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+        if not self._open:
+            self._open[self.path] = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return list(self._open.values())
 
 
 def find() -> Cgroups:

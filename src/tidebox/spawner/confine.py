@@ -11,20 +11,26 @@ from tidebox.spawner import syscalls as sys_
 INIT_CAPABILITIES = (sys_.CAP_CHOWN, sys_.CAP_DAC_OVERRIDE, sys_.CAP_KILL, sys_.CAP_SETGID, sys_.CAP_SETUID)
 
 # Built once in the spawner and inherited by every clone: assembling it costs more than loading it.
-_FILTER = seccomp.build_filter(os.uname().machine)
+_FILTER = sys_.Filter(seccomp.build_filter(os.uname().machine))
+_INIT, _NONE = sys_.Capabilities(INIT_CAPABILITIES), sys_.Capabilities(())
 
 
 def restrict_init(two_ids: bool) -> None:
     """Leave init only the capabilities it needs: none where user code has its uid."""
-    keep = INIT_CAPABILITIES if two_ids else ()
-    sys_.drop_bounding_set(keep)
-    sys_.set_capabilities(keep)
+    keep = _INIT if two_ids else _NONE
+    keep.bound()
+    keep.set()
     sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
     sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
 
 
 def confine_program() -> None:
     """In a child that is already the user: no capability, the system call filter, dumpable again as any program is."""
-    sys_.set_capabilities(())
+    _NONE.set()
     sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
-    sys_.load_seccomp(_FILTER)
+    load_filter()
+
+
+def load_filter() -> None:
+    """The system call filter, for this process and all it starts."""
+    _FILTER.load()

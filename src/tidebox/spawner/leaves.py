@@ -85,11 +85,7 @@ class Leaves:
 
     def usage(self, number: int) -> dict[str, int]:
         """What the leaf has used: cpu_us, memory_peak_bytes, pids_peak, oom_kills, as far as the kernel counts it."""
-        return {
-            name: value
-            for directory in self._directories
-            for name, value in _counters(directory, f"e{number}/")
-        }
+        return {name: value for directory in self._directories for name, value in _counters(directory, f"e{number}/")}
 
     def remove(self, number: int) -> None:
         """Remove the leaf as soon as its last process is gone."""

@@ -6,6 +6,7 @@ server's end closes it ends every template, and with it every box, removes its c
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _socket
 import errno
 import os
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 # Far above any range that adduser, systemd or the container tools hand out, below 2^31 for old tools.
 _FIRST_UID_BLOCK = 0x60000000
 _UID_BLOCKS = 4096
-_SPARE_LEAVES = 4
+# Made ahead of the next boxes, and kept of those that are gone.
+_SPARE_LEAVES = 2
+_MOST_SPARE_LEAVES = 16
+_QUIET_SECONDS = 1.0
 _RETRY_SECONDS = 0.005
 _LONGEST_RETRY_SECONDS = 0.5
 
@@ -31,12 +35,6 @@ class _Box:
         self.request: int | None = request
         self.leaf = leaf
         self.template_name = template_name
-        self.descriptors: dict[str, int] = {}
-
-    def close_descriptors(self) -> None:
-        for descriptor in self.descriptors.values():
-            os.close(descriptor)
-        self.descriptors.clear()
 
 
 class Spawner:
@@ -77,13 +75,24 @@ class Spawner:
         """Serve until the server goes away."""
         while True:
             idle = self._replenish()
-            timeout = self._retry_pause if self._closing else (None if idle else 0.0)
-            for fd, _ in self._epoll.poll(timeout):
+            events = self._epoll.poll(self._patience(idle))
+            if not events and idle and len(self._spares) > _SPARE_LEAVES:
+                self._closing.append((self._spares.pop(), None))
+            for fd, _ in events:
                 if fd != self._sock.fileno():
                     self._from_template(self._names[fd])
                 elif not self._from_server():
                     return
             self._remove_closed()
+
+    def _patience(self, idle: bool) -> float | None:
+        """How long to wait for the next message."""
+        if self._closing:
+            return self._retry_pause
+        if not idle:
+            return 0.0
+        # After a rush there are more spare leaves than anybody needs.
+        return _QUIET_SECONDS if len(self._spares) > _SPARE_LEAVES else None
 
     def shut_down(self) -> None:
         """End every box and remove what belongs to this spawner."""
@@ -114,7 +123,7 @@ class Spawner:
         return leaf
 
     def _from_server(self) -> bool:
-        received = channel.receive(self._sock)
+        received = channel.receive_order(self._sock)
         if received is None:
             return False
         message, descriptors = received
@@ -157,7 +166,7 @@ class Spawner:
         name = message["template"]
         if name not in self._templates:
             return {"failed": "template", "errno": 0, "text": "it died"}
-        channel.send(self._templates[name].sock, {"define": message["name"], **message["shape"]})
+        channel.send_order(self._templates[name].sock, {"define": message["name"], **message["shape"]})
         return {}
 
     def _open(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
@@ -188,10 +197,19 @@ class Spawner:
             "shape": message["shape"],
             "cgroup": self._cgroups.version if leaf is not None and self._cgroups is not None else 0,
             "leaves": len(delegated),
+            "single": message["single"],
         }
-        channel.send(self._templates[name].sock, order, (descriptors[0], *attach, *delegated))
-        for descriptor in (*attach, *delegated):
+        if self._uid_base is not None:
+            # A program that opens /dev/stdout anew is let in by the owner of the pipe.
+            user = self._uid_base + template.agent_id(number) + 1
+            for descriptor in descriptors[2:]:
+                os.fchown(descriptor, user, user)
+        channel.send_order(self._templates[name].sock, order, (*descriptors, *attach, *delegated))
+        for descriptor in delegated:
             os.close(descriptor)
+        if leaf is not None and len(self._boxes) > _MOST_SPARE_LEAVES:
+            # Worth it only for the few that come round again and again.
+            leaf.close_descriptors()
         return None
 
     def _from_template(self, name: str) -> None:
@@ -210,22 +228,18 @@ class Spawner:
         elif "failed" in message:
             self._fail_open(message["box"], str(message["failed"]), int(message["errno"]), str(message["text"]))
         else:
-            # The template tells of the clone, the clone itself that it is ready: in either order.
-            box.descriptors["pidfd" if "cloned" in message else "workspace"] = descriptors[0]
-            if len(box.descriptors) == 2:
-                self._opened(box)
-
-    def _opened(self, box: _Box) -> None:
-        files = box.leaf.files() if box.leaf is not None else {}
-        passed = (box.descriptors["pidfd"], box.descriptors["workspace"])
-        channel.send(self._sock, {"re": box.request, "files": files}, passed)
-        box.request = None
-        box.close_descriptors()
+            # From the box itself: a descriptor of its init, and one of its workspace.
+            answer: dict[str, Any] = {"re": box.request}
+            if box.leaf is not None:
+                answer["files"] = box.leaf.files()
+            channel.send(self._sock, answer, (descriptors[0], descriptors[1]))
+            box.request = None
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _fail_open(self, name: str, step: str, number: int, text: str) -> None:
         box = self._boxes.pop(name)
         channel.send(self._sock, {"re": box.request, "failed": step, "errno": number, "text": text})
-        box.close_descriptors()
         if box.leaf is not None:
             self._closing.append((box.leaf, None))
 
@@ -262,6 +276,9 @@ class Spawner:
         box = self._boxes.pop(message["box"], None)
         if box is None or box.leaf is None:
             return {}
+        if len(self._spares) < _MOST_SPARE_LEAVES and box.leaf.renew():
+            self._spares.append(box.leaf)
+            return {}
         if box.leaf.remove():
             return {}
         self._closing.append((box.leaf, message["id"]))
@@ -282,7 +299,9 @@ class Spawner:
 def main(descriptor: int) -> None:
     """Run the spawner on the inherited socket ``descriptor``."""
     os.set_inheritable(descriptor, False)
+    # Whatever this process inherited, programs do not.
     syscalls.reset_hidden_signals()
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     spawner = Spawner(_socket.socket(fileno=descriptor))
     try:
         spawner.run()

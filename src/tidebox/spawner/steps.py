@@ -15,7 +15,12 @@ from tidebox.spawner import syscalls as sys_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any, Callable, Optional
+
+    # Source, target, type, flags, data.
+    Mount = tuple[Optional[str], str, Optional[str], int, Optional[str]]
+    # A label for errors, what to call, and with what.
+    Prepared = tuple[str, Callable[..., Any], tuple[Any, ...]]
 
 _SIOCGIFFLAGS = 0x8913
 _SIOCSIFFLAGS = 0x8914
@@ -40,15 +45,33 @@ class StepFailed(Exception):
 
 def execute(plan: list[list[Any]]) -> None:
     """Run every step in order; the first failure ends it."""
+    run(prepare(plan))
+
+
+def prepare(plan: list[list[Any]]) -> list[Prepared]:
+    """What is to be called for each step, worked out where there is time: a box only makes the calls."""
+    calls: list[Prepared] = []
     for step in plan:
         name, arguments = step[0], step[1:]
+        shown = [str(argument) for argument in arguments[:2] if isinstance(argument, str) and len(argument) < 80]
+        label = " ".join([name, *shown])
+        if name in _MOUNTS:
+            calls += [(label, sys_.call_mount, sys_.mount_arguments(*item)) for item in _MOUNTS[name](*arguments)]
+        elif name in _STEPS:
+            calls.append((label, _STEPS[name], tuple(arguments)))
+        else:
+            raise StepFailed(name, OSError(errno.EINVAL, "unknown step"))
+    return calls
+
+
+def run(prepared: list[Prepared]) -> None:
+    """Make the calls; a system call fails with a number, everything else by itself."""
+    for label, call, arguments in prepared:
         try:
-            _STEPS[name](*arguments)
+            if call(*arguments):
+                raise sys_.last_error(label)
         except OSError as error:
-            shown = [str(argument) for argument in arguments[:2] if isinstance(argument, str) and len(argument) < 80]
-            raise StepFailed(" ".join([name, *shown]), error) from error
-        except KeyError as error:
-            raise StepFailed(name, OSError(errno.EINVAL, "unknown step")) from error
+            raise StepFailed(label, error) from error
 
 
 def _flags(attributes: list[str]) -> int:
@@ -136,28 +159,27 @@ def _read_only_root() -> None:
     sys_.mount(None, "/", None, sys_.MS_REMOUNT | sys_.MS_BIND | sys_.MS_RDONLY | sys_.MS_NOSUID | sys_.MS_NODEV)
 
 
-def _tmpfs(path: str, attributes: list[str], options: str) -> None:
-    sys_.mount("tmpfs", path, "tmpfs", _flags(attributes), options)
+def _tmpfs(path: str, attributes: list[str], options: str) -> list[Mount]:
+    return [("tmpfs", path, "tmpfs", _flags(attributes), options)]
 
 
-def _proc(path: str, options: str) -> None:
-    sys_.mount("proc", path, "proc", sys_.MS_NOSUID | sys_.MS_NODEV | sys_.MS_NOEXEC, options)
+def _proc(path: str, options: str) -> list[Mount]:
+    return [("proc", path, "proc", sys_.MS_NOSUID | sys_.MS_NODEV | sys_.MS_NOEXEC, options)]
 
 
-def _read_only(path: str) -> None:
+def _read_only(path: str) -> list[Mount]:
     flags = sys_.MS_RDONLY | sys_.MS_NOSUID | sys_.MS_NODEV | sys_.MS_NOEXEC
-    sys_.mount(None, path, None, sys_.MS_REMOUNT | sys_.MS_BIND | flags)
+    return [(None, path, None, sys_.MS_REMOUNT | sys_.MS_BIND | flags, None)]
 
 
-def _devpts(path: str) -> None:
+def _devpts(path: str) -> list[Mount]:
     # No gid=: the tty group is not mapped here, and the kernel refuses an id that is not.
-    sys_.mount("devpts", path, "devpts", sys_.MS_NOSUID | sys_.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
+    return [("devpts", path, "devpts", sys_.MS_NOSUID | sys_.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")]
 
 
-def _cover(source: str, paths: list[str]) -> None:
+def _cover(source: str, paths: list[str]) -> list[Mount]:
     """Hide paths behind an empty source."""
-    for path in paths:
-        sys_.mount(source, path, None, sys_.MS_BIND)
+    return [(source, path, None, sys_.MS_BIND, None) for path in paths]
 
 
 def _write(path: str, value: str) -> None:
@@ -196,13 +218,17 @@ _STEPS: dict[str, Callable[..., None]] = {
     "bind": _bind,
     "restrict": _restrict,
     "read_only_root": _read_only_root,
+    "write": _write,
+    "loopback": _loopback,
+    "hostname": sys_.set_hostname,
+    "cgroup_namespace": _cgroup_namespace,
+}
+
+# Steps that are nothing but mounts.
+_MOUNTS: dict[str, Callable[..., list[Mount]]] = {
     "tmpfs": _tmpfs,
     "proc": _proc,
     "read_only": _read_only,
     "devpts": _devpts,
     "cover": _cover,
-    "write": _write,
-    "loopback": _loopback,
-    "hostname": sys_.set_hostname,
-    "cgroup_namespace": _cgroup_namespace,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from itertools import repeat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ _syscall.restype = ctypes.c_long
 # Looked up here once: the first look-up costs more than the call, and every box would pay for it.
 _unshare, _setns, _mount, _umount2 = _libc.unshare, _libc.setns, _libc.mount, _libc.umount2
 _sethostname, _prctl = _libc.sethostname, _libc.prctl
+_mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+_prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
 _MACHINE = os.uname().machine
 
 CLONE_NEWNS = 0x00020000
@@ -80,8 +83,7 @@ _NR_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}[_MACHINE]
 
 def _check(result: int, what: str) -> int:
     if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), what)
+        raise last_error(what)
     return result
 
 
@@ -144,9 +146,26 @@ def _text(value: str | None) -> bytes | None:
     return None if value is None else os.fsencode(value)
 
 
+def mount_arguments(
+    source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
+) -> tuple[bytes | None, bytes | None, bytes | None, int, bytes | None]:
+    """What ``call_mount`` takes."""
+    return _text(source), _text(target), _text(kind), flags, _text(data)
+
+
+# mount(2) itself, which answers -1 when it failed: see ``last_error``.
+call_mount = _mount
+
+
+def last_error(what: str) -> OSError:
+    """Why the system call before failed."""
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code), what)
+
+
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     """mount(2)."""
-    _check(_mount(_text(source), _text(target), _text(kind), ctypes.c_ulong(flags), _text(data)), target)
+    _check(_mount(*mount_arguments(source, target, kind, flags, data)), target)
 
 
 def unmount(target: str, flags: int = MNT_DETACH) -> None:
@@ -188,7 +207,7 @@ def set_hostname(name: str) -> None:
 
 def prctl(option: int, value: int = 0, what: str = "prctl") -> int:
     """prctl(2) with one argument."""
-    return _check(_prctl(option, ctypes.c_ulong(value), 0, 0, 0), what)
+    return _check(_prctl(option, value, 0, 0, 0), what)
 
 
 # The C library keeps these for itself and hides them from sigaction(3), yet its posix_spawn leaves them ignored, and
@@ -214,28 +233,40 @@ class _CapData(ctypes.Structure):
 _CapSets = _CapData * 2
 
 
-def set_capabilities(keep: tuple[int, ...]) -> None:
-    """Make ``keep`` the effective and permitted set; nothing is inheritable or ambient."""
-    mask = sum(1 << number for number in keep)
-    data = _CapSets()
-    for word in (0, 1):
-        data[word].effective = data[word].permitted = (mask >> (32 * word)) & 0xFFFFFFFF
-    header = _CapHeader(0x20080522, 0)
-    _check(_syscall(_NR_CAPSET, ctypes.byref(header), data), "capset")
+class Capabilities:
+    """A set of capabilities, prepared where there is time: a box only hands it to the kernel."""
 
+    def __init__(self, keep: tuple[int, ...]) -> None:
+        self._dropped = [number for number in range(CAP_LAST + 1) if number not in keep]
+        mask = sum(1 << number for number in keep)
+        self._data = _CapSets()
+        for word in (0, 1):
+            self._data[word].effective = self._data[word].permitted = (mask >> (32 * word)) & 0xFFFFFFFF
+        self._header = _CapHeader(0x20080522, 0)
+        self._arguments = (_NR_CAPSET, ctypes.byref(self._header), self._data)
 
-def drop_bounding_set(keep: tuple[int, ...]) -> None:
-    """Remove every capability but ``keep`` from the bounding set."""
-    for number in range(CAP_LAST + 1):
-        if number not in keep:
-            prctl(PR_CAPBSET_DROP, number, "drop bounding set")
+    def set(self) -> None:
+        """Make it the effective and permitted set; nothing is inheritable or ambient."""
+        _check(_syscall(*self._arguments), "capset")
+
+    def bound(self) -> None:
+        """Remove every other capability from the bounding set."""
+        # Dozens of calls: not one by one from Python.
+        if any(map(_prctl, repeat(PR_CAPBSET_DROP), self._dropped, repeat(0), repeat(0), repeat(0))):
+            _check(-1, "drop bounding set")
 
 
 class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 
 
-def load_seccomp(instructions: bytes) -> None:
-    """Install a seccomp filter on this thread, for ever."""
-    program = _Program(len(instructions) // 8, instructions)
-    _check(_prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(program), 0, 0), "seccomp")
+class Filter:
+    """A seccomp filter, prepared where there is time."""
+
+    def __init__(self, instructions: bytes) -> None:
+        self._program = _Program(len(instructions) // 8, instructions)
+        self._address = ctypes.addressof(self._program)
+
+    def load(self) -> None:
+        """Install it on this thread, for ever."""
+        _check(_prctl(PR_SET_SECCOMP, 2, self._address, 0, 0), "seccomp")

@@ -27,6 +27,7 @@ _INNER = sys_.CLONE_NEWUSER | sys_.CLONE_NEWNS | sys_.CLONE_NEWPID | sys_.CLONE_
 _SPARE_NETWORKS = 4
 UID_BLOCK = 65536
 _AGENT_UID, USER_UID = 0, 1000
+_LOOPBACK = steps.prepare([["loopback"]])
 
 
 def agent_id(number: int) -> int:
@@ -102,7 +103,7 @@ def _introduce(template: Template, uid_base: int | None) -> None:
                 _map_ids(template.pid, f"0 {os.getuid()} 1\n", f"0 {os.getgid()} 1\n", deny_setgroups=True)
         except OSError as error:
             raise steps.StepFailed("map user ids", error) from error
-        channel.send(template.sock, {})
+        channel.send_order(template.sock, {})
 
 
 def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) -> NoReturn:
@@ -138,7 +139,7 @@ def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) ->
     # The change of identity made the process undumpable, and then the id maps of its children could not be written.
     sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
     sys_.prctl(sys_.PR_SET_PDEATHSIG, 9)
-    warm.forget_ourselves()
+    warm.stand_by()
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -146,7 +147,7 @@ def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) ->
 
 def _become_mapped_root(sock: _socket.socket) -> None:
     channel.send(sock, {"map": True})
-    if channel.receive(sock) is None:
+    if channel.receive_order(sock) is None:
         os._exit(1)
     try:
         os.setresgid(0, 0, 0)
@@ -173,7 +174,7 @@ def _serve(sock: _socket.socket, two_ids: bool) -> None:
                 epoll.unregister(fd)
                 os.close(fd)
                 continue
-            received = channel.receive(sock)
+            received = channel.receive_order(sock)
             if received is None:
                 return
             message, descriptors = received
@@ -192,7 +193,7 @@ def _serve(sock: _socket.socket, two_ids: bool) -> None:
 def _new_network() -> int:
     """A network namespace with nothing but ``lo``; the box that gets it has no power over it, not even as its root."""
     sys_.unshare(sys_.CLONE_NEWNET)
-    steps.execute([["loopback"]])
+    steps.run(_LOOPBACK)
     return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -211,7 +212,6 @@ def _clone_box(sock: _socket.socket, order: BoxOrder, network: int, two_ids: boo
             ids = f"{USER_UID} 0 1\n"
         _map_ids(pid, ids, ids, deny_setgroups=not two_ids)
         os.write(gate_write, b"+")
-        channel.send(sock, {"box": order.box, "cloned": pid}, (pidfd,))
         return pidfd
     except OSError as error:
         # The child, if there is one, finds the gate closed and goes away by itself.

@@ -61,6 +61,7 @@ class Baseline:
 
 
 _baseline: Baseline
+_standing_by = False
 
 
 def capture(modules: Iterable[str], path: Iterable[str]) -> None:
@@ -74,8 +75,10 @@ def park(args: list[str]) -> NoReturn:
     try:
         try:
             _plain_signals()
-            _standard_streams()
-            forget_ourselves()
+            if not _standing_by:
+                _standard_streams()
+            if len(sys.modules) != len(_baseline.modules):
+                _forget_ourselves()
             if AT_ONCE not in args:
                 _rehearse()
             _open_the_stage()
@@ -93,12 +96,28 @@ def park(args: list[str]) -> NoReturn:
 
 
 def _plain_signals() -> None:
-    _signal.set_wakeup_fd(-1)
     # All others are as the kernel has them: whoever forked this process put back what it had changed.
     _signal.signal(_SIGINT, _signal.default_int_handler)
     _signal.signal(_SIGPIPE, _signal.SIG_IGN)
     _signal.signal(_SIGXFSZ, _signal.SIG_IGN)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+def stand_by() -> None:
+    """Do for all children, before they are forked, what does not depend on the program."""
+    global _standing_by
+    kept = [os.dup(fd) for fd in (0, 1, 2)]
+    read, write = os.pipe()
+    # A stream asks its descriptor what it is when it is made; the children's are pipes.
+    for fd, end in enumerate((read, write, write)):
+        os.dup2(end, fd)
+    _standard_streams()
+    for fd, old in enumerate(kept):
+        os.dup2(old, fd)
+        os.close(old)
+    os.close(read)
+    os.close(write)
+    _forget_ourselves()
+    _standing_by = True
 
 
 def _standard_streams() -> None:
@@ -116,8 +135,8 @@ def _stream(fd: int, name: str, mode: str, errors: str) -> Any:
     return text
 
 
-def forget_ourselves() -> None:
-    """Leave no name of ours where a program could find it; done before a fork it spares the children."""
+def _forget_ourselves() -> None:
+    """Leave no name of ours where a program could find it."""
     for name in [name for name in sys.modules if name not in _baseline.modules]:
         module = sys.modules.pop(name)
         parent, _, child = name.rpartition(".")
@@ -133,27 +152,21 @@ def forget_ourselves() -> None:
 
 def _rehearse() -> None:
     """Run a program that leaves no trace, so that the pages every program writes to are this process's own by then."""
-    attributes = vars(sys).copy()
-    modules = sys.modules.copy()
-    modules.pop("__main__")
-    names = list(sys.modules)
+    if _has_user_site():
+        return
+    path, argv, original = sys.path[:], sys.argv, getattr(sys, "orig_argv", None)
     _fresh_main()
-    sample = program.decode(_SAMPLE_BLOCK)
-    if not _has_user_site():
-        code, _ = _prepare(sample)
-        place = frames.Unrecognised()
-        leaving.report(place, leaving.call(place, exec, code, sys.modules["__main__"].__dict__)[1])
-        leaving.flush(place)
-        leaving.drop_modules(place, _baseline.objects)
-        _signal.signal(_SIGINT, _signal.default_int_handler)
-    for name in vars(sys).keys() - attributes.keys():
-        delattr(sys, name)
-    vars(sys).update(attributes)
-    sys.modules.clear()
-    # In the old order, which keeps the main module's place in it.
-    sys.modules.update({name: modules.get(name, sys) for name in names})
-    sys.path[:] = _baseline.path
-    gc.collect()
+    names = sys.modules["__main__"].__dict__
+    code, _ = _prepare(program.decode(_SAMPLE_BLOCK))
+    place = frames.Unrecognised()
+    leaving.report(place, leaving.call(place, exec, code, names)[1])
+    leaving.flush(place)
+    # A function and the names it sees hold each other.
+    names.clear()
+    sys.path[:] = path
+    sys.argv = argv
+    if original is not None:
+        sys.orig_argv = original
 
 
 def _open_the_stage() -> None:
@@ -176,19 +189,10 @@ def _fresh_main() -> None:
 
 
 _SAMPLE = b"""
-import os, sys
-def function(number, *rest, key=None, **names):
-    return [f"{number} {item!r}" for item in rest], {key: names}
-class Sample:
-    def __init__(self): self.value = function(1, "a", 2.5, key="b", c=(3,))
-    def __del__(self): pass
-sample = Sample()
+def function(number, *rest, key=None):
+    return [f"{number} {item!r}" for item in rest], {key: number}
 with open("/dev/null", "w", 1) as out:
-    try:
-        print("hello", sample.value, len(sys.argv), os.path.join("a", "b"), file=out)
-        raise ValueError("%d" % 5)
-    except ValueError as error:
-        out.write(str(error))
+    print("hello", function(1, "a", 2.5, key="b"), file=out)
 """
 _SAMPLE_FIELDS = (b"script", b"", b"/dev/null", _SAMPLE, b"0", b"", b"")
 _SAMPLE_BLOCK = b"".join([len(field).to_bytes(4, "big") + field for field in _SAMPLE_FIELDS])

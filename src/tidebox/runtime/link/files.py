@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 # Small enough that the agent writes one chunk while the next is under way.
 WRITE_CHUNK_SIZE = 1 << 20
+# How the agent refuses a listing that one answer does not hold.
+_TOO_LARGE = f"(os error {errno.EOVERFLOW})"
+_READ_DIR_LIMIT = 4096
 
 
 class LinkFiles(Files):
@@ -47,28 +51,41 @@ class LinkFiles(Files):
         finally:
             await self._close(handle)
 
-    async def write(self, path: str, data: bytes | AsyncIterator[bytes], mode: int = 0o644) -> int:
-        """Create or replace a file; the number of bytes written."""
-        options = wire.OpenOptions(write=True, create=True, truncate=True, mode=mode)
+    async def write(
+        self, path: str, data: bytes | AsyncIterator[bytes], mode: int = 0o644, offset: int | None = None
+    ) -> int:
+        """Create or replace a file, or with ``offset`` write into it from there; the number of bytes written."""
+        options = wire.OpenOptions(write=True, create=True, truncate=offset is None, mode=mode)
         handle = await self._open(path, options)
         try:
-            return await self._write(handle, data)
+            return await self._write(handle, data, offset or 0)
         finally:
             await self._close(handle)
 
-    async def stat(self, path: str) -> FileInfo:
-        """What is at a path; a symbolic link itself, not its target."""
-        answer = await self.call(wire.Stat(path=path, follow_symlink=False))
+    async def stat(self, path: str, follow: bool = False) -> FileInfo:
+        """What is at a path: a symbolic link itself, or with ``follow`` its target."""
+        answer = await self.call(wire.Stat(path=path, follow_symlink=follow))
         if not isinstance(answer, wire.StatData):
             raise _wrong_answer()
         return _info(answer.entry)
 
     async def list(self, path: str) -> list[FileInfo]:
         """The entries of a directory."""
-        answer = await self.call(wire.List(path=path))
-        if not isinstance(answer, wire.ListData):
+        try:
+            return _entries(await self.call(wire.List(path=path)))
+        except FileOperationFailed as error:
+            if not error.message.endswith(_TOO_LARGE):
+                raise
+        answer = await self.call(wire.OpenDir(path=path))
+        if not isinstance(answer, wire.HandleData):
             raise _wrong_answer()
-        return [_info(entry) for entry in answer.entries]
+        found: list[FileInfo] = []
+        try:
+            while part := _entries(await self.call(wire.ReadDir(handle=answer.handle, limit=_READ_DIR_LIMIT))):
+                found += part
+        finally:
+            await self._close(answer.handle)
+        return found
 
     async def mkdir(self, path: str) -> None:
         """Make a directory and its parents."""
@@ -115,9 +132,9 @@ class LinkFiles(Files):
         finally:
             session.cancel()
 
-    async def _write(self, handle: int, data: bytes | AsyncIterator[bytes]) -> int:
+    async def _write(self, handle: int, data: bytes | AsyncIterator[bytes], offset: int) -> int:
         length = len(data) if isinstance(data, bytes) else None
-        operation = wire.Write(handle=handle, offset=0, len=length)
+        operation = wire.Write(handle=handle, offset=offset, len=length)
         # One small chunk needs no credit and so no round trip for it.
         with_bulk = self._link.supports(BulkAccepted) and (length is None or length > WRITE_CHUNK_SIZE)
         session = BulkSession(self._link, self._link.allocate_id(), bulk.KIND_FS, paced=True)
@@ -154,6 +171,12 @@ def _outcome(item: object) -> wire.ResponseData | None:
     if not item.ok:
         raise FileOperationFailed(item.error or "the operation failed")
     return item.data
+
+
+def _entries(answer: wire.ResponseData | None) -> list[FileInfo]:
+    if not isinstance(answer, wire.ListData):
+        raise _wrong_answer()
+    return [_info(entry) for entry in answer.entries]
 
 
 def _wrong_answer() -> AgentProtocolError:

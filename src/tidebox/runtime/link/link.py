@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from tidebox import errors
 from tidebox.runtime.link.execs import LinkExec
 from tidebox.runtime.link.files import LinkFiles
 from tidebox.runtime.link.session import Session
+from tidebox.runtime.link.stream import SocketStream
 from tidebox.runtime.link.tcp import TcpStream
 from tidebox.wire.bulk import BulkRecord
 from tidebox.wire.connection import HostConnection
@@ -37,22 +38,19 @@ if TYPE_CHECKING:
 
 # The protocol gives a guest this long to boot.
 READY_TIMEOUT = 180.0
-# Unsent bytes above which writers wait.
-WRITE_HIGH_WATER = 1 << 20
 # Fewer wake-ups per large frame; the kernel gives as much of it as net.core.wmem_max allows.
 SEND_BUFFER = 1 << 20
 # Pieces up to this size are joined: one copy costs less than one more system call.
 JOIN_BELOW = 32_768
 
 
-class Link(asyncio.BufferedProtocol):
-    """The host's end of an agent connection; make one with ``Link.open``."""
+class Link:
+    """The host's end of an agent connection; make one with ``Link.open``, or ``Link.to`` an agent that is known."""
 
-    def __init__(self, generation: int, through_relay: bool) -> None:
+    def __init__(self, sock: socket.socket, generation: int, through_relay: bool) -> None:
         self._connection = HostConnection(generation, through_relay=through_relay)
         self._sessions: dict[int, Session] = {}
         self._holding: set[object] = set()
-        self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._closed = asyncio.get_running_loop().create_future()
         self._writable = asyncio.Event()
@@ -60,6 +58,16 @@ class Link(asyncio.BufferedProtocol):
         self._error: errors.TideboxError | None = None
         self._route: Callable[[Frame], None] | None = None
         self.files = LinkFiles(self)
+        self.on_lost: Callable[[], None] | None = None
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        self._stream = SocketStream(sock, self)
+
+    @classmethod
+    def to(cls, sock: socket.socket, presumed: Ready) -> Link:
+        """A link to an agent whose answer is known; ``wait_ready`` tells when it has given it."""
+        link = cls(sock, GENERATION, False)
+        link._connection.presume(presumed)
+        return link
 
     @classmethod
     async def open(
@@ -67,7 +75,6 @@ class Link(asyncio.BufferedProtocol):
         sock: socket.socket,
         *,
         bootstrap: Bootstrap | None = None,
-        presumed: Ready | None = None,
         through_relay: bool = False,
         generation: int = GENERATION,
         ready_within: float = READY_TIMEOUT,
@@ -75,19 +82,11 @@ class Link(asyncio.BufferedProtocol):
         """Take over a connected stream socket and shake hands.
 
         With ``bootstrap`` the agent is booted; otherwise it is expected to be ready by itself, as it is behind a relay.
-        An agent whose ``presumed`` answer is known can be spoken to at once; ``wait_ready`` tells when it has given it.
         """
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        link = cls(generation, through_relay)
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_unix_connection(lambda: link, sock=sock)
-        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        link = cls(sock, generation, through_relay)
         if bootstrap is not None:
             # Both answers of the host are known beforehand, so the agent never waits for us.
-            transport.write(link._connection.boot(bootstrap))
-        if presumed is not None:
-            link._connection.presume(presumed)
-            return link
+            link._stream.write(link._connection.boot(bootstrap))
         await link.wait_ready(ready_within)
         return link
 
@@ -163,8 +162,7 @@ class Link(asyncio.BufferedProtocol):
     async def close(self) -> None:
         """Drop the connection; everything pending fails with BoxGone."""
         self._end(errors.BoxGone("the link was closed"))
-        if self._transport is not None:
-            await self.wait_closed()
+        await self.wait_closed()
 
     # For the sessions and the relay.
 
@@ -176,6 +174,10 @@ class Link(asyncio.BufferedProtocol):
     def start(self, session: Session, request: Message) -> None:
         """Send the first message of a session and route what comes back to it."""
         self.send(request, session.id)
+        self.expect(session)
+
+    def expect(self, session: Session) -> None:
+        """Route what comes for a session that the agent knows of already."""
         self._sessions[session.id] = session
 
     def check(self) -> None:
@@ -190,8 +192,7 @@ class Link(asyncio.BufferedProtocol):
             frame = self._connection.encode(message, id)
         except UnsupportedOperation as error:
             raise errors.UnsupportedOperation(str(error), needs=error.needs, speaks=error.speaks) from None
-        assert self._transport is not None
-        self._transport.write(frame)
+        self._stream.write(frame)
 
     def send_data(self, message_type: type[DataMessage], data: Buffer, id: int) -> None:
         """Send a data message without copying large data."""
@@ -200,13 +201,11 @@ class Link(asyncio.BufferedProtocol):
     def send_pieces(self, pieces: Sequence[Buffer]) -> None:
         """Send one encoded frame."""
         self.check()
-        assert self._transport is not None
         if sum(map(len, pieces)) <= JOIN_BELOW:
-            self._transport.write(b"".join(pieces))
+            self._stream.write(b"".join(pieces))
         else:
             for piece in pieces:
-                # A view: what does not fit into the socket at once is then not copied by slicing.
-                self._transport.write(memoryview(piece))
+                self._stream.write(piece)
 
     @property
     def writable(self) -> bool:
@@ -221,16 +220,16 @@ class Link(asyncio.BufferedProtocol):
 
     def hold(self, session: object) -> None:
         """Stop reading from the agent."""
-        if not self._holding and self._transport is not None:
-            self._transport.pause_reading()
+        if not self._holding:
+            self._stream.pause_reading()
         self._holding.add(session)
 
     def release(self, session: object) -> None:
         """Read on, when nobody else holds."""
         if session in self._holding:
             self._holding.remove(session)
-            if not self._holding and self._transport is not None and not self._transport.is_closing():
-                self._transport.resume_reading()
+            if not self._holding:
+                self._stream.resume_reading()
 
     def forget(self, session: Session) -> None:
         """Drop frames of that id from now on."""
@@ -245,42 +244,35 @@ class Link(asyncio.BufferedProtocol):
         """Tell the agent that a relay client is gone."""
         self.send(RelayClientDisconnected(id_start=start, id_end_exclusive=end), 0)
 
-    # asyncio's side.
+    # The stream's side.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio."""
-        # Not every event loop's transports are subclasses of asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Called by asyncio: large frames are received straight into their own memory."""
+    def get_buffer(self) -> memoryview:
+        """Large frames are received straight into their own memory."""
         return self._connection.reader.buffer()
 
-    def buffer_updated(self, nbytes: int) -> None:
-        """Called by asyncio."""
-        self._connection.reader.received(nbytes)
+    def received(self, count: int) -> None:
+        """Take the frames that are whole now."""
+        self._connection.reader.received(count)
         try:
             while (frame := self._connection.next_frame()) is not None:
                 self._take(frame)
         except WireError as error:
             self._end(errors.AgentProtocolError(str(error)))
 
-    def eof_received(self) -> bool:
-        """Called by asyncio; an agent never half-closes."""
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio."""
+    def disconnected(self) -> None:
+        """The agent is gone, or nobody wants to speak to it any more."""
+        if self.on_lost is not None:
+            self.on_lost()
         self._end(errors.BoxGone("the agent is gone"))
         if not self._closed.done():
             self._closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """Called by asyncio."""
+        """Let writers wait."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Called by asyncio."""
+        """Let writers go on."""
         self._writable.set()
 
     def _take(self, frame: Frame) -> None:
@@ -329,5 +321,4 @@ class Link(asyncio.BufferedProtocol):
         for session in sessions.values():
             session.fail(error)
         self._writable.set()
-        if self._transport is not None:
-            self._transport.abort()
+        self._stream.abort()

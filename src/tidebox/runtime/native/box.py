@@ -8,13 +8,17 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from tidebox.errors import BoxGone, ProvisionFailed
+from tidebox.errors import BoxGone
+from tidebox.files.trees import Tally, TreeLimits
 from tidebox.model.limits import Limits
 from tidebox.model.result import Usage
-from tidebox.runtime.base import Box, Captured, CaptureRule, Command, Exec, Files
-from tidebox.runtime.capture import capture
+from tidebox.runtime import workspaces
+from tidebox.runtime.base import Box, Captured, CapturedTree, CaptureRule, Command, Exec, Files
+from tidebox.runtime.capture import capture, capture_into
 from tidebox.runtime.link import Link
+from tidebox.runtime.native.piped import PipedExec
 from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.native.usage import Meter
 from tidebox.runtime.relay import Relay
@@ -30,6 +34,7 @@ class NativeBox(Box):
         image_digest: str,
         spawner: Spawner,
         link: Link,
+        single: PipedExec | None,
         pidfd: int,
         workspace: int,
         meter: Meter,
@@ -39,6 +44,9 @@ class NativeBox(Box):
         self.image_digest = image_digest
         self._spawner = spawner
         self._link = link
+        # What a single-use box can start without speaking to its agent, as long as nobody has spoken to that.
+        self._single = single
+        self._spoken = False
         self._pidfd = pidfd
         self._workspace = workspace
         self._meter = meter
@@ -54,11 +62,12 @@ class NativeBox(Box):
 
     @property
     def files(self) -> Files:
-        return self._link.files
+        return self.link.files
 
     @property
     def link(self) -> Link:
         """The connection to the box's agent."""
+        self._spoken = True
         return self._link
 
     @property
@@ -78,7 +87,10 @@ class NativeBox(Box):
     async def exec(self, command: Command) -> Exec:
         if self._stopped:
             raise BoxGone("the box was stopped")
-        return self._link.open_exec(exec_request(command))
+        single = self._single
+        if single is not None and not (self._spoken or single.started) and single.start(command):
+            return single
+        return self.link.open_exec(exec_request(command))
 
     async def adjust(self, limits: Limits) -> None:
         self._meter.reset()
@@ -121,9 +133,21 @@ class NativeBox(Box):
             oom_kills=self._meter.oom_kills(),
         )
 
+    async def place(self, source: Path) -> Tally:
+        limits = TreeLimits(max_bytes=self._limits.workspace, max_entries=self._limits.inodes)
+        return await asyncio.to_thread(workspaces.place, source, self._workspace, limits)
+
     async def capture(self, rule: CaptureRule) -> Captured:
         await self.stop()
         return await asyncio.to_thread(capture, self._workspace, rule)
+
+    async def capture_into(self, target: Path, rule: CaptureRule) -> CapturedTree:
+        await self.stop()
+        return await asyncio.to_thread(capture_into, self._workspace, target, rule)
+
+    async def collect(self, target: Path, limits: TreeLimits) -> Tally:
+        await self.stop()
+        return await asyncio.to_thread(workspaces.collect, self._workspace, target, limits)
 
     async def close(self) -> None:
         if self._closing is None:
@@ -136,13 +160,11 @@ class NativeBox(Box):
         if self.relay is not None:
             await self.relay.close()
         await self._link.close()
-        self._meter.close()
+        if self._single is not None:
+            self._single.close()
         os.close(self._pidfd)
         os.close(self._workspace)
-        if not self._spawner.gone.is_set():
-            # A spawner that dies over this takes the cgroup with it, or its successor does.
-            with contextlib.suppress(ProvisionFailed):
-                await self._spawner.request("close", box=self.id)
+        await self._spawner.close_box(self.id, self._meter)
 
 
 def cgroup_limits(limits: Limits) -> dict[str, int]:

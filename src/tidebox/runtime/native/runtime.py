@@ -14,14 +14,14 @@ from tidebox.errors import GuaranteeMissing, ProvisionFailed, RuntimeUnavailable
 from tidebox.model.launch import Cell as CellKind
 from tidebox.model.limits import MIB, Limits
 from tidebox.runtime import launchers
-from tidebox.runtime.base import Box, BoxSpec, Command, Report, Runtime
+from tidebox.runtime.base import Box, BoxSpec, Command, Exec, Report, Runtime
 from tidebox.runtime.images import Image, ImageStore
 from tidebox.runtime.link import Link
 from tidebox.runtime.native import host, probe
 from tidebox.runtime.native.box import NativeBox, cgroup_limits, exec_request
+from tidebox.runtime.native.piped import Ends, PipedExec
 from tidebox.runtime.native.plan import WORKSPACE, BoxShape, box_plan, template_plan
 from tidebox.runtime.native.spawner import Spawner
-from tidebox.runtime.native.usage import Meter
 from tidebox.runtime.relay import Relay
 from tidebox.wire.generations import GENERATION
 from tidebox.wire.messages import EXEC_LIMITS, Ready
@@ -92,31 +92,40 @@ class NativeRuntime(Runtime):
         template = _template_name(image, spec.executable)
         shape = await self._define_shape(spawner, template, spec)
         name = f"b{next(self._numbers)}"
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
+        ends = Ends(single=not spec.shared)
+        # First of all: everything else is done while the box is made.
         answer = spawner.send(
             "open",
-            descriptors=(theirs.fileno(),),
+            descriptors=ends.theirs,
             box=name,
             template=template,
             shape=shape,
             cgroup=bool(self._spawner_facts["cgroup"]),
             leaves=spec.shared,
             limits=cgroup_limits(spec.limits),
+            single=not spec.shared,
         )
-        theirs.close()
+        ends.give_away()
         # Nothing is waited for: the agent finds what it is to do when it comes to life.
-        link = await Link.open(ours, presumed=_READY)
-        started = link.open_exec(exec_request(first)) if first is not None else None
-        if started is not None and first_input:
-            await started.write(first_input)
+        link = Link.to(socket.socket(fileno=ends.agent), _READY)
+        single = None if spec.shared else PipedExec(link, ends)
+        link.on_lost = lambda: spawner.give_up(answer, name)
+        started: Exec | None = None
+        if first is not None:
+            ordered = single is not None and single.start(first)
+            started = single if ordered else link.open_exec(exec_request(first))
         try:
+            if started is not None and first_input:
+                await started.write(first_input)
             message, (pidfd, workspace) = await asyncio.shield(answer)
         except BaseException:
             answer.add_done_callback(lambda done: _abandon(spawner, name, done))
+            if single is not None:
+                single.close()
             await link.close()
             raise
-        box = NativeBox(name, image.digest, spawner, link, pidfd, workspace, Meter(message["files"]), spec.limits)
+        meter = spawner.meter(message)
+        box = NativeBox(name, image.digest, spawner, link, single, pidfd, workspace, meter, spec.limits)
         box.first = started
         if spec.sandbox_id is not None:
             box.relay = await Relay.open(link, self._sockets / f"{spec.sandbox_id}.sock")

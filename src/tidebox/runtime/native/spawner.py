@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import marshal
 import os
 import shutil
 import socket
@@ -16,11 +18,15 @@ from typing import Any
 import tidebox
 from tidebox.errors import ProvisionFailed
 from tidebox.runtime.native.host import default_environment
+from tidebox.runtime.native.usage import Meter
 from tidebox.wire import cbor
 
+# As the spawner reads orders (see its channel).
+ORDER_FORMAT = 2
 _MAX_MESSAGE = 128 * 1024
 _MAX_DESCRIPTORS = 8
 _CLOSE_SECONDS = 10.0
+_LAST_WORD_SECONDS = 0.5
 # Puts what follows into a scope whose control groups are delegated to it.
 _SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--")
 
@@ -36,7 +42,7 @@ class Spawner:
         self._pending: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self.gone = asyncio.Event()
-        self._loop.add_reader(sock, self._on_readable)
+        self._loop.add_reader(sock.fileno(), self._on_readable)
 
     @classmethod
     def start(cls, python: str, session: Mapping[str, str] | None) -> Spawner:
@@ -84,7 +90,7 @@ class Spawner:
             return future
         number = next(self._ids)
         self._pending[number] = future
-        data = cbor.encode({"op": operation, "id": number, **fields})
+        data = marshal.dumps({"op": operation, "id": number, **fields}, ORDER_FORMAT)
         if self._outgoing or not self._try_send(data, descriptors):
             self._outgoing.append((data, tuple(os.dup(descriptor) for descriptor in descriptors)))
             self._loop.add_writer(self._sock, self._on_writable)
@@ -149,6 +155,28 @@ class Spawner:
                 future.set_exception(ProvisionFailed("the spawner died", step="spawner"))
                 future.exception()  # whoever asked may be gone too
         self._pending.clear()
+
+    def meter(self, opened: Mapping[str, Any]) -> Meter:
+        """What counts the usage of a box that was opened."""
+        return Meter(opened.get("files", {}))
+
+    async def close_box(self, box: str, meter: Meter) -> None:
+        """Let a dead box's cgroup go, or be the next box's."""
+        meter.close()
+        if not self.gone.is_set():
+            # A spawner that dies over this takes the cgroup with it, or its successor does.
+            with contextlib.suppress(ProvisionFailed):
+                await self.request("close", box=box)
+
+    def give_up(self, opening: asyncio.Future[tuple[dict[str, Any], list[int]]], box: str) -> None:
+        """A box whose init is dead; what it may have said before comes the long way and has its time."""
+        if not opening.done():
+            self._loop.call_later(_LAST_WORD_SECONDS, self._fail_open, opening, box)
+
+    def _fail_open(self, opening: asyncio.Future[tuple[dict[str, Any], list[int]]], box: str) -> None:
+        if not opening.done():
+            opening.set_exception(ProvisionFailed("the box died while it was made", step="init"))
+            self.send("close", box=box).add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def close(self) -> None:
         """Let it clean up and wait for its end."""

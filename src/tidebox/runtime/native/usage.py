@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 # The agent is in the box's cgroup too; it is not the user's.
 _INIT_PROCESSES = 1
@@ -16,17 +16,25 @@ class Meter:
     """
 
     def __init__(self, files: Mapping[str, str]) -> None:
+        self._files = files
         self._descriptors: dict[str, int] = {}
-        for name, path in files.items():
-            try:
-                self._descriptors[name] = _open_counter(path, resettable=name == "peak")
-            except FileNotFoundError:
-                continue  # the spawner died meanwhile
+        self._open(files)
         self._cpu_base = 0.0
+        self._oom_base = 0
+        # The leaf may have been another box's.
+        self.reset()
+
+    def _open(self, names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                self._descriptors[name] = _open_counter(self._files[name], resettable=name == "peak")
+            except (FileNotFoundError, KeyError):
+                continue  # the spawner died meanwhile, or the kernel has no such counter
 
     def reset(self) -> None:
         """Count from now on."""
         self._cpu_base += self.cpu_seconds() or 0.0
+        self._oom_base += self.oom_kills()
         if "peak" in self._descriptors:
             try:
                 # v1 forgets the peak for everyone, v2 (Linux 6.12) for this descriptor alone.
@@ -59,7 +67,7 @@ class Meter:
     def oom_kills(self) -> int:
         """How many of its processes the kernel killed for memory."""
         text = self._read("oom")
-        return 0 if text is None else _value(text, b"oom_kill")
+        return 0 if text is None else _value(text, b"oom_kill") - self._oom_base
 
     def close(self) -> None:
         """Let go of the cgroup."""

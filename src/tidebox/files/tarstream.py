@@ -105,7 +105,7 @@ class TarReader:
 
     def __init__(self, stream: Readable, max_bytes: int) -> None:
         self._stream = stream
-        self._budget = max_bytes
+        self._max_bytes = self._budget = max_bytes
         self._data_left = 0
         self._padding = 0
 
@@ -154,7 +154,7 @@ class TarReader:
             raise
         self._budget -= len(data)
         if self._budget < 0:
-            raise InvalidImage("the archive is larger than allowed when unpacked")
+            raise InvalidImage("the archive is larger than allowed when unpacked", limit=self._max_bytes)
         return data
 
     def _take_exactly(self, size: int) -> bytes:

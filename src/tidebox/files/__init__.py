@@ -1,0 +1,1 @@
+"""Files of strangers: archives, names, patterns and directory trees in which nothing is believed."""

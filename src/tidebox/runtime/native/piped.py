@@ -1,0 +1,353 @@
+"""The program a single-use box was made for: its bytes come straight from it, only its end from the agent.
+
+One hop less in either direction is what makes a parked cell fast. The pipes are this process's own, the program holds
+their other ends and nothing else: what it does to them is done to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import marshal
+import os
+import socket
+import termios
+from collections import deque
+from collections.abc import AsyncIterator
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidebox import errors
+from tidebox.model.events import Event, Exited, Output, Started, StdinRefused, StreamName
+from tidebox.runtime.base import Command, Exec
+from tidebox.runtime.native.spawner import ORDER_FORMAT
+from tidebox.wire.messages import ExecSignal
+
+if TYPE_CHECKING:
+    from tidebox.runtime.link import Link
+
+# The first child of a pid namespace's init.
+FIRST_PID = 2
+# How long a background process that still holds the output may keep an ended program open.
+GRACE_SECONDS = 0.1
+# A reader this far behind holds its program back.
+HIGH_WATER = 1 << 20
+LOW_WATER = 1 << 18
+_DEFAULT_PIPE = 1 << 16
+# For programs that print much: they wait less often for each other, this process and the program.
+_LARGE_PIPE = 1 << 18
+# Each is one datagram.
+_LARGEST_ORDER = 1 << 16
+_LARGEST_REPORT = 4096
+_INT = Struct("i")
+# As init packs it.
+_REPORT = Struct("=Biqq")
+STEPS = ("", "process", "rlimit", "user", "cwd", "confine", "exec")
+
+
+class _Stream:
+    """This end of one output; ``owed`` is what is still to be read of it once only strangers can write more."""
+
+    __slots__ = ("fd", "name", "owed", "large")
+
+    def __init__(self, fd: int, name: StreamName) -> None:
+        self.fd = fd
+        self.name = name
+        self.owed: int | None = None
+        self.large = False
+
+
+class Report(NamedTuple):
+    """What init tells of the program's end: its wait status, or at which step and with which errno it did not begin."""
+
+    step: str
+    number: int
+    cpu_us: int
+    max_rss: int
+
+    @classmethod
+    def parse(cls, data: bytes) -> Report | None:
+        """None for what no init of ours sends."""
+        if len(data) != _REPORT.size:
+            return None
+        step, number, cpu_us, max_rss = _REPORT.unpack(data)
+        return cls(STEPS[step], number, cpu_us, max_rss) if step < len(STEPS) else None
+
+
+class Ends:
+    """What connects this process with init and program of a box: our ends, and ``theirs`` as the box takes them.
+
+    All or none: a process without a free descriptor opens no box and loses nothing. A box that is not for a ``single``
+    program has nothing but the agent's socket.
+    """
+
+    def __init__(self, single: bool) -> None:
+        opened: list[tuple[int, int]] = []
+        try:
+            opened.append(_sockets(socket.SOCK_STREAM))
+            if single:
+                opened.append(_sockets(socket.SOCK_SEQPACKET))
+                stdin_theirs, stdin = os.pipe()
+                opened.append((stdin, stdin_theirs))
+                for _ in ("stdout", "stderr"):
+                    opened.append(os.pipe())
+        except OSError as error:
+            for fd in (fd for pair in opened for fd in pair):
+                os.close(fd)
+            raise errors.ProvisionFailed(f"no descriptors left for a box: {error.strerror}", step="pipes") from error
+        self.theirs = tuple(end for _, end in opened)
+        self._ours = [end for end, _ in opened]
+        for fd in self._ours:
+            os.set_blocking(fd, False)
+
+    @property
+    def agent(self) -> int:
+        """The socket to the agent."""
+        return self._ours[0]
+
+    @property
+    def program(self) -> tuple[int, int, int, int]:
+        """The control socket, and the program's input, output and errors."""
+        control, stdin, stdout, stderr = self._ours[1:]
+        return control, stdin, stdout, stderr
+
+    def give_away(self) -> None:
+        """The box has its ends."""
+        for fd in self.theirs:
+            os.close(fd)
+
+
+def _sockets(kind: int) -> tuple[int, int]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    return ours.detach(), theirs.detach()
+
+
+class PipedExec(Exec):
+    """The handle of that program; also the iterator of its events."""
+
+    def __init__(self, link: Link, ends: Ends) -> None:
+        self.id = link.allocate_id()
+        self.ended = False
+        self.started = False
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        control, self._stdin, stdout, stderr = ends.program
+        self._control = socket.socket(fileno=control)
+        self._streams = [_Stream(stdout, "stdout"), _Stream(stderr, "stderr")]
+        self._events: deque[Event] = deque()
+        self._size = 0
+        self._listening = False
+        self._report: Report | None = None
+        self._lost = False
+        self._finished = False
+        self._grace: asyncio.TimerHandle | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._command = ""
+
+    def start(self, command: Command) -> bool:
+        """Order the program; False for what needs a terminal, or more room than an order has."""
+        argv = [argument.encode("utf-8", "surrogateescape") for argument in command.argv]
+        env = {
+            name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")
+            for name, value in command.env.items()
+        }
+        order = {"id": self.id, "argv": argv, "env": env, "cwd": command.cwd.encode(), "cpu": command.cpu_seconds or 0}
+        data = marshal.dumps(order, ORDER_FORMAT)
+        if command.tty is not None or len(data) > _LARGEST_ORDER:
+            return False
+        self._command = command.argv[0]
+        self.started = True
+        self._events.append(Started(FIRST_PID))
+        self._loop.add_reader(self._control.fileno(), self._on_report)
+        try:
+            self._control.send(data)
+        except OSError:
+            pass  # the box is dead already, which the other direction tells
+        return True
+
+    # Output
+
+    def events(self) -> AsyncIterator[Event]:
+        """Started, Output..., Exited; ExecFailed is raised when the program could not be started."""
+        return self
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if self._finished:
+                raise StopAsyncIteration
+            if self._report is not None and not self._open_streams():
+                return self._last_event(self._report)
+            if self._lost:
+                raise errors.BoxGone("the agent is gone")
+            self._listen()
+            await self._changed()
+        event = self._events.popleft()
+        if isinstance(event, Output):
+            self._size -= len(event.data)
+        return event
+
+    def _on_report(self) -> None:
+        """The end; what the program wrote before is in the pipes by then."""
+        try:
+            data = self._control.recv(_LARGEST_REPORT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._loop.remove_reader(self._control.fileno())
+        self.ended = True
+        self._report = Report.parse(data)
+        self._lost = self._report is None
+        for stream in self._open_streams():
+            self._read(stream)
+        if self._open_streams():
+            self._grace = self._loop.call_later(GRACE_SECONDS, self._grace_over)
+        self._wake()
+
+    def _last_event(self, report: Report) -> Event:
+        self._finished = True
+        if report.step:
+            kind = "not_found" if report.number == errno.ENOENT and report.step == "exec" else report.step
+            message = f"cannot start {self._command!r}: {os.strerror(report.number)}"
+            raise errors.ExecFailed(message, kind=kind, errno=report.number)
+        usage = {"cpu_us": report.cpu_us, "max_rss_bytes": report.max_rss}
+        if os.WIFSIGNALED(report.number):
+            return Exited(None, os.WTERMSIG(report.number), usage)
+        return Exited(os.WEXITSTATUS(report.number), None, usage)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _changed(self) -> None:
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _open_streams(self) -> list[_Stream]:
+        return [stream for stream in self._streams if stream.fd >= 0]
+
+    def _listen(self) -> None:
+        if not self._listening and self._size <= LOW_WATER:
+            self._listening = True
+            for stream in self._open_streams():
+                self._loop.add_reader(stream.fd, self._readable, stream)
+
+    def _readable(self, stream: _Stream) -> None:
+        self._read(stream)
+        self._wake()
+
+    def _read(self, stream: _Stream) -> None:
+        """What is there, as long as whoever reads the events keeps up."""
+        while stream.fd >= 0:
+            if self._size > HIGH_WATER:
+                self._pause()
+                return
+            room = _LARGE_PIPE if stream.owed is None else min(_LARGE_PIPE, stream.owed)
+            try:
+                data = os.read(stream.fd, room)
+            except BlockingIOError:
+                return
+            if not data:
+                self._close_stream(stream)
+                return
+            self._events.append(Output(stream.name, data))
+            self._size += len(data)
+            if stream.owed is not None:
+                stream.owed -= len(data)
+                if not stream.owed:
+                    self._close_stream(stream)
+            if len(data) < _DEFAULT_PIPE:
+                if self._report is None:
+                    return
+            elif not stream.large:
+                stream.large = True
+                try:
+                    fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)
+                except OSError:
+                    pass  # above the user's allowance for pipes: the default size works too
+
+    def _pause(self) -> None:
+        if self._listening:
+            self._listening = False
+            for stream in self._open_streams():
+                self._loop.remove_reader(stream.fd)
+
+    def _close_stream(self, stream: _Stream) -> None:
+        if self._listening:
+            self._loop.remove_reader(stream.fd)
+        os.close(stream.fd)
+        stream.fd = -1
+
+    def _grace_over(self) -> None:
+        """Whoever holds the output now is a background process; what the program wrote is in the pipe or was read."""
+        for stream in self._open_streams():
+            stream.owed = _INT.unpack(fcntl.ioctl(stream.fd, termios.FIONREAD, bytes(_INT.size)))[0]
+            if not stream.owed:
+                self._close_stream(stream)
+            else:
+                self._read(stream)
+        self._wake()
+
+    # Input
+
+    async def write(self, data: bytes) -> None:
+        """Send input, waiting while the program does not read; dropped once it has closed its input or ended."""
+        view = memoryview(data)
+        while view and self._stdin >= 0 and not self.ended:
+            try:
+                view = view[os.write(self._stdin, view) :]
+            except BlockingIOError:
+                await self._writable()
+            except BrokenPipeError as error:
+                self._events.append(StdinRefused(f"{error.strerror} (os error {error.errno})"))
+                self._close_stdin()
+                self._wake()
+        if self._lost:
+            raise errors.BoxGone("the agent is gone")
+
+    async def _writable(self) -> None:
+        """Wait until the program has read something, or anything else happened."""
+        self._loop.add_writer(self._stdin, self._wake)
+        try:
+            await self._changed()
+        finally:
+            if self._stdin >= 0:
+                self._loop.remove_writer(self._stdin)
+
+    async def end_input(self) -> None:
+        """Close standard input."""
+        self._close_stdin()
+
+    def _close_stdin(self) -> None:
+        if self._stdin >= 0:
+            self._loop.remove_writer(self._stdin)
+            os.close(self._stdin)
+            self._stdin = -1
+
+    # Control
+
+    async def signal(self, number: int) -> None:
+        """Signal the process group; nothing happens after the end."""
+        if not self.ended:
+            self._link.send(ExecSignal(signal=number), self.id)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """It has no terminal."""
+
+    def close(self) -> None:
+        """Let go of the pipes."""
+        if self._grace is not None:
+            self._grace.cancel()
+        if self.started and not self.ended:
+            self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        self._close_stdin()
+        for stream in self._open_streams():
+            self._close_stream(stream)

@@ -31,11 +31,12 @@ def _setting(
     factory: Callable[[], Any] | None = None,
     low: float | None = None,
     high: float | None = None,
+    secret: bool = False,
 ) -> Any:
-    metadata = {"description": description, "parse": parse, "low": low, "high": high}
+    metadata = {"description": description, "parse": parse, "low": low, "high": high, "secret": secret}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata, repr=not secret)
 
 
 def _flag(text: str) -> bool:
@@ -59,6 +60,99 @@ def _number(text: str) -> float:
         raise ValueError("give a number") from None
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (word.strip() for word in text.split(","))))
+
+
+def _url(text: str) -> str:
+    scheme, _, rest = text.partition("://")
+    if scheme not in ("http", "https") or not rest or rest.startswith("/") or not text.isprintable() or " " in text:
+        raise ValueError("give a URL that begins with http:// or https://")
+    return text.rstrip("/")
+
+
+def _texts(text: str) -> tuple[str, ...]:
+    """A list of texts with commas between them, or as JSON."""
+    if text.lstrip().startswith("["):
+        import json
+
+        found = json.loads(text)
+        if not found or not all(isinstance(item, str) for item in found):
+            raise ValueError("give texts with commas between them, or a JSON list of texts")
+        return tuple(found)
+    return _words(text)
+
+
+def _network_policy(text: str) -> str:
+    if text not in ("deny_all", "allowlist"):
+        raise ValueError("give deny_all or allowlist")
+    return text
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    return tuple(map(_url, _words(text)))
+
+
+def _networks(text: str) -> tuple[str, ...]:
+    import ipaddress
+
+    try:
+        return tuple(str(ipaddress.ip_network(word)) for word in _words(text))
+    except ValueError:
+        raise ValueError("give addresses such as 10.0.0.1 or networks such as 10.0.0.0/8") from None
+
+
+def _store_backend(text: str) -> str:
+    if text not in ("sqlite", "memory", "postgres"):
+        raise ValueError("give sqlite, memory or postgres")
+    return text
+
+
+def _postgres_url(text: str) -> str:
+    if not text.startswith(("postgresql://", "postgres://")):
+        raise ValueError("give a URL that begins with postgresql://")
+    return "postgresql://" + text.partition("://")[2]
+
+
+def _git_schemes(text: str) -> tuple[str, ...]:
+    found = _words(text)
+    if not set(found) <= {"https", "http", "git"}:
+        raise ValueError("give https, http or git, with commas between them")
+    return found
+
+
+def _scoping(text: str) -> str:
+    if text not in ("thread", "assistant", "user", "run"):
+        raise ValueError("give thread, assistant, user or run")
+    return text
+
+
+_ALL_CAPABILITIES = ("fs_read", "fs_write", "exec", "shell")
+
+
+def _capabilities(text: str) -> tuple[str, ...]:
+    found = _words(text.replace("+", ","))
+    if not found or not set(found) <= set(_ALL_CAPABILITIES):
+        raise ValueError(f"give some of {', '.join(_ALL_CAPABILITIES)}")
+    return found
+
+
+def _role_capabilities(text: str) -> tuple[str, ...]:
+    found = _words(text)
+    for word in found:
+        role, _, allowed = word.partition("=")
+        if not role or not allowed:
+            raise ValueError("give roles and what they may do, such as viewer=fs_read+fs_write")
+        _capabilities(allowed)
+    return found
+
+
+def _level(text: str) -> str:
+    if text not in ("debug", "info", "warning", "error"):
+        raise ValueError("give debug, info, warning or error")
+    return text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything an operator can set, each by an environment variable ``SANDBOX_<NAME>``."""
@@ -75,6 +169,215 @@ class Settings:
     pool_node: int = _setting("Parked cells for JavaScript.", _whole, 1, low=0, high=64)
     pool_elixir: int = _setting("Parked cells for Elixir; each is a whole BEAM.", _whole, 0, low=0, high=16)
     pool_max_age_sec: float = _setting("A parked cell older than this is replaced unused.", _number, 600.0, low=1)
+
+    host: str = _setting("Address the server listens on.", str, "127.0.0.1")
+    port: int = _setting("Port the server listens on; 0 takes a free one.", _whole, 8787, low=0, high=65535)
+    public_url: str | None = _setting(
+        "The server's address as its clients see it, when a proxy stands before it: https://boxes.example.", _url
+    )
+    enable_execution: bool = _setting("Whether the server runs programs.", _flag, True)
+    drain_grace_sec: float = _setting(
+        "How long a server that is told to stop waits for the programs that still run.", _number, 20.0, low=0
+    )
+    api_key: str | None = _setting(
+        "The key of the single user; by default one is made and kept in the file api-key of the data directory.",
+        str,
+        secret=True,
+    )
+    auth_jwt_secret: str | None = _setting(
+        "Accept bearer tokens signed with this secret (HS256), of at least 32 bytes.", str, secret=True
+    )
+    auth_jwks_file: Path | None = _setting(
+        "Accept bearer tokens signed by a key of this JWKS file (RS256, EdDSA).", Path
+    )
+    auth_jwt_audience: str | None = _setting("The audience that a bearer token must be made out to.", str)
+    auth_jwt_issuer: str | None = _setting("The issuer that a bearer token must come from.", str)
+    allowed_origins: tuple[str, ...] = _setting(
+        "Origins whose web pages may use the server, with commas between them; its own always may.", _urls, ()
+    )
+    trusted_proxies: tuple[str, ...] = _setting(
+        "Addresses or networks of proxies whose X-Forwarded headers are believed, with commas between them.",
+        _networks,
+        (),
+    )
+    rate_limit: str = _setting("Requests of one user in a time, such as 600/minute, or off.", str, "600/minute")
+    max_body_bytes: int = _setting("The longest body of a request.", _whole, 64 * 1024 * 1024, low=1024)
+    max_concurrent_runs: int = _setting("Programs that run at once.", _whole, 8, low=1, high=4096)
+    max_concurrent_runs_per_user: int | None = _setting(
+        "Programs of one user that run at once; by default as many as run at all.", _whole, low=1, high=4096
+    )
+    queue_max_length: int = _setting("Programs that may wait for their turn.", _whole, 100, low=0)
+    queue_max_length_per_user: int | None = _setting(
+        "Programs of one user that may wait for their turn; by default the whole queue.", _whole, low=0
+    )
+    queue_ttl_sec: float = _setting("A program that has waited this long is given up.", _number, 120.0, low=0.1)
+    max_executions_per_connection: int = _setting(
+        "Executions that one WebSocket connection may have under way.", _whole, 64, low=1
+    )
+    max_frame_bytes: int = _setting("The longest WebSocket message of a client.", _whole, 8 * 1024 * 1024, low=1024)
+    ws_buffer_frames: int = _setting(
+        "Frames kept for a client that reads too slowly, before its programs have to wait; of a log stream so many of "
+        "32 KiB, before the oldest are dropped.",
+        _whole,
+        256,
+        low=1,
+    )
+    ws_heartbeat_sec: float = _setting(
+        "Time between two pings on a WebSocket connection, and between two heartbeats of a log stream.",
+        _number,
+        10.0,
+        low=0.1,
+    )
+    ws_max_streams_per_user: int = _setting("Log streams that one user may have open.", _whole, 128, low=1)
+    ws_signed_urls: bool = _setting("Whether runs come with a signed URL of their log stream.", _flag, True)
+    ws_signed_url_ttl_sec: float = _setting("How long a signed URL may be used.", _number, 60.0, low=1, high=86400)
+    ws_signing_secret: str | None = _setting(
+        "The secret that signs URLs of log streams; by default one that is made from the API key.", str, secret=True
+    )
+    interactive_max_frame_bytes: int = _setting(
+        "The longest piece of input that an interactive run may ask to be sent.", _whole, 64 * 1024, low=1
+    )
+    interactive_max_bytes: int = _setting(
+        "The most input that an interactive run may ask for.", _whole, 1024 * 1024, low=1
+    )
+    interactive_input_bps: int = _setting(
+        "The most input in a second that an interactive run may ask for, in bytes.", _whole, 1024 * 1024, low=1
+    )
+    interactive_idle_timeout_sec: float = _setting(
+        "The longest pause between two pieces of input that an interactive run may ask for.", _number, 300.0, low=0.1
+    )
+    orphan_grace_sec: float = _setting(
+        "How long the programs of a connection that is gone may still run.", _number, 5.0, low=0
+    )
+    store_backend: str = _setting(
+        "Where runs, sessions and keys are kept: sqlite, memory (forgotten with the server) or postgres.",
+        _store_backend,
+        "sqlite",
+    )
+    store_db_path: Path | None = _setting(
+        "The file of the SQLite store; by default meta/sandbox_store.db in the data directory.", Path
+    )
+    store_url: str | None = _setting(
+        "The database of the PostgreSQL store: postgresql://user:password@host/database.", _postgres_url, secret=True
+    )
+    audit_retention_days: int = _setting("Days after which the audit log of a day is removed.", _whole, 30, low=1)
+
+    default_runtime: str = _setting("The runtime of runs that do not name one.", str, "native")
+    network_default: str = _setting(
+        "What network a run that does not say gets: deny_all. With allowlist such runs are refused.",
+        _network_policy,
+        "deny_all",
+    )
+    max_cpu: float = _setting("The most processors that a run may ask for.", _number, 4.0, low=0.01, high=1024)
+    max_mem_mb: int = _setting("The most memory, in MiB, that a run may ask for.", _whole, 8192, low=8, high=1048576)
+    pids_limit: int = _setting("The most processes and threads a run may have at once.", _whole, 256, low=4, high=32768)
+    ulimit_nofile: int = _setting("The most descriptors one process of a run may have.", _whole, 1024, low=16)
+    ulimit_nproc: int = _setting(
+        "The most processes of one user in a run; bounds SANDBOX_PIDS_LIMIT, which counts all of them.",
+        _whole,
+        512,
+        low=4,
+    )
+    max_log_bytes: int = _setting(
+        "How much of a run's output is kept; what is beyond is dropped, and the run goes on.", _whole, 10485760, low=0
+    )
+    max_upload_mb: int = _setting("The largest upload to a session, in MiB.", _whole, 64, low=1)
+    max_upload_files: int = _setting("The most files of one upload.", _whole, 1000, low=1, high=100_000)
+    max_upload_depth: int = _setting("How deep the directories of an upload may be nested.", _whole, 10, low=1, high=50)
+    git_hosts: tuple[str, ...] = _setting(
+        "Hosts whose git repositories are fetched for workspaces, with commas between them: a name, *.name, name:port, "
+        "or * for all; none turns it off.",
+        _words,
+        ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org"),
+    )
+    git_schemes: tuple[str, ...] = _setting(
+        "How git repositories are fetched: https, http, git, with commas between them.", _git_schemes, ("https",)
+    )
+    git_timeout_sec: float = _setting("How long a git repository may take to come.", _number, 60.0, low=1, high=3600)
+    workspace_cap_mb: int = _setting("The size of a workspace, in MiB.", _whole, 256, low=1, high=1048576)
+    workspace_noexec: bool = _setting(
+        "Whether files in /workspace and /tmp of the interpreter service's runs cannot be executed.", _flag, True
+    )
+    artifact_ttl_hours: float = _setting("Hours for which artifacts are kept.", _number, 24.0, low=0)
+    max_artifact_bytes_per_run_mb: int = _setting("The most artifacts of one run, in MiB.", _whole, 32, low=0)
+    max_artifact_bytes_per_user_mb: int = _setting("The most artifacts of one user, in MiB.", _whole, 128, low=0)
+    default_startup_timeout_sec: float = _setting(
+        "How long a run's start may take if it does not say.", _number, 20.0, low=0.1
+    )
+    default_exec_timeout_sec: float = _setting(
+        "How long a run's program may take if it does not say.", _number, 60.0, low=0.1
+    )
+    max_startup_timeout_sec: float = _setting(
+        "The most time that a run may ask for its start.", _number, 300.0, low=0.1, high=86400
+    )
+    max_exec_timeout_sec: float = _setting(
+        "The most time that a run may ask for its program.", _number, 3600.0, low=0.1, high=86400
+    )
+    cancel_grace_seconds: float = _setting(
+        "How long a cancelled program may go on after it was told to end.", _number, 5.0, low=0, high=300
+    )
+    supported_spec_versions: tuple[str, ...] = _setting(
+        "Versions of the interpreter service's specification that requests may name.", _texts, ("1.0", "1.1")
+    )
+    idempotency_ttl_sec: float = _setting("How long an idempotency key stands for its request.", _number, 600.0, low=1)
+    session_ttl_sec: float = _setting(
+        "How long a session lives; requests may ask for less.", _number, 3600.0, low=1, high=31536000
+    )
+    max_runs_per_session: int | None = _setting("The most runs that one session may have had.", _whole, 1000, low=1)
+    max_cpu_seconds_per_day: float | None = _setting(
+        "The most processor time that the runs of one user may use in a day (UTC); by default any.", _number, low=0
+    )
+    reaper_interval_sec: float = _setting(
+        "Time between two looks for sessions whose time is over.", _number, 5.0, low=0.1
+    )
+    token_ttl_sec: float = _setting("How long a token for a sandbox can be used.", _number, 600.0, low=1, high=900)
+    token_key_rotation_sec: float = _setting(
+        "How long one key signs tokens for sandboxes before the next one does.", _number, 86400.0, low=1
+    )
+    token_bind_address: bool = _setting(
+        "Whether a token for a sandbox can be used only from the address that asked for it.", _flag, False
+    )
+    lease_ttl_sec: float = _setting(
+        "How long a sandbox is kept after it was last asked for, refreshed or said to be needed.",
+        _number,
+        3600.0,
+        low=1,
+    )
+    idle_timeout_sec: float = _setting("A sandbox that nobody used for this long is idle.", _number, 900.0, low=0.1)
+    hard_ttl_sec: float = _setting("A sandbox ends after this time, used or not.", _number, 28800.0, low=1)
+    reaper_grace_sec: float = _setting(
+        "How long an idle sandbox, frozen meanwhile, can still be come back to.", _number, 60.0, low=0
+    )
+    create_wait_sec: float = _setting(
+        "How long a request waits for a sandbox that is being made.", _number, 30.0, low=0, high=600
+    )
+    max_sandboxes_per_user: int | None = _setting("Sandboxes that one user may have.", _whole, 100, low=1)
+    pool_sandboxes: int = _setting("Sandboxes kept ready for whoever asks for one.", _whole, 2, low=0, high=1024)
+    live_mem_mb: int = _setting(
+        "The memory of a sandbox, in MiB, beside what its workspace may take.", _whole, 512, low=16, high=1048576
+    )
+    scoping: str = _setting(
+        "What POST /sandbox/acquire gives a sandbox of its own: each thread, assistant, user or run.",
+        _scoping,
+        "thread",
+    )
+    scoping_assistants: tuple[str, ...] = _setting(
+        "Assistants whose threads share one sandbox although each thread has its own, with commas between them.",
+        _words,
+        (),
+    )
+    capabilities_human: tuple[str, ...] = _setting(
+        "What people may be granted in sandboxes, with commas between them.", _capabilities, _ALL_CAPABILITIES
+    )
+    capabilities_agent: tuple[str, ...] = _setting(
+        "What agents may be granted in sandboxes, with commas between them.", _capabilities, _ALL_CAPABILITIES
+    )
+    capabilities_roles: tuple[str, ...] = _setting(
+        "What users with certain roles may be granted at most: viewer=fs_read,builder=fs_read+fs_write+exec.",
+        _role_capabilities,
+        (),
+    )
+    log_level: str = _setting("The least severe log line that is written: debug, info, warning, error.", _level, "info")
 
 
 def load_settings(**overrides: Any) -> Settings:
@@ -95,12 +398,15 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             try:
                 found[item.name] = item.metadata["parse"](text)
             except ValueError as error:
-                raise InvalidRequest(f"{name}: {error}, not {text!r}", field=name) from None
+                shown = "" if item.metadata["secret"] else f", not {text!r}"
+                raise InvalidRequest(f"{name}: {error}{shown}", field=name) from None
     return found
 
 
 def _check_range(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     low, high = limits["low"], limits["high"]
+    if value is None:
+        return
     if low is not None and not value >= low:
         raise InvalidRequest(f"{name}: must be at least {low:g}, not {value!r}", field=name)
     if high is not None and not value <= high:

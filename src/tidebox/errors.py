@@ -4,17 +4,39 @@
     ├── InvalidRequest            the caller asked for something that cannot be
     │   ├── UnknownLanguage
     │   ├── UnknownImage
-    │   └── LimitOutOfRange
+    │   ├── LimitOutOfRange
+    │   ├── InvalidSpecVersion   a version of the specification that is not spoken here
+    │   ├── PolicyUnsupported    a policy that nothing here can enforce
+    │   ├── RangeNotSatisfiable
+    │   └── PayloadTooLarge
+    ├── Unauthorized              no credential, or a wrong one
+    ├── Forbidden                 a known caller who may not do this
+    │   └── CapabilityDenied      a grant that does not cover it
+    ├── NotFound                  nothing of that name that the caller may see
+    ├── Expired                   it was there, and its time is over
+    ├── Conflict                  not in the state that thing is in now
+    │   └── IdempotencyConflict   the same idempotency key with another body
+    ├── Busy                      right, but not now: a retry may help
+    │   ├── Overloaded            no slot, and no room in the queue
+    │   ├── RateLimited           too many requests
+    │   ├── QuotaExceeded         the user has as much of it as one user may have
+    │   ├── SandboxStarting       the sandbox is being made
+    │   ├── QueueExpired          waited for a slot as long as anything may wait
+    │   └── ShuttingDown          the server ends
     ├── InvalidImage              an image source that must not be unpacked
     ├── RuntimeUnavailable        this machine cannot run that runtime at all
     │   └── GuaranteeMissing      it could, but without a guarantee of the policy
     ├── ProvisionFailed           a box could not be made; names the failing step
+    │   └── FetchFailed           what was to be put into it could not be fetched
     ├── ExecFailed                the program could not be started in the box
     ├── BoxGone                   the box (or the agent in it) died under us
     ├── UnsupportedOperation      the box's agent is too old for this operation
     ├── FileOperationFailed       a file operation in the box was refused
     ├── ConnectFailed             nothing listens in the box where a connection was asked for
-    └── AgentProtocolError        the agent broke the protocol
+    ├── AgentProtocolError        the agent broke the protocol
+    ├── StoreUnavailable          what must be kept cannot be
+    ├── AuditUnavailable          what happens cannot be recorded, so it must not happen
+    └── InternalError             a defect of ours
 
 Each class carries a stable ``code``, whether a retry may help, and the HTTP status a surface answers with.
 """
@@ -63,6 +85,126 @@ class LimitOutOfRange(InvalidRequest):
     code = "limit_out_of_range"
 
 
+class InvalidSpecVersion(InvalidRequest):
+    """A version of the specification that this server does not speak; ``details['supported']`` has those it does."""
+
+    code = "invalid_spec_version"
+
+
+class PolicyUnsupported(InvalidRequest):
+    """A policy that nothing on this server can enforce, so it is refused and not ignored."""
+
+    code = "policy_unsupported"
+    http_status = 422
+
+
+class PayloadTooLarge(InvalidRequest):
+    """More bytes than this installation accepts; ``details['limit']`` says how many it does."""
+
+    code = "payload_too_large"
+    http_status = 413
+
+
+class RangeNotSatisfiable(InvalidRequest):
+    """A part of a file that is not there, or parts that cannot be sent; ``details['size']`` says how long it is."""
+
+    http_status = 416
+
+
+class Unauthorized(TideboxError):
+    """No credential was given, or one that is wrong or expired."""
+
+    code = "unauthorized"
+    http_status = 401
+
+
+class Forbidden(TideboxError):
+    """The caller is known and may not do this."""
+
+    code = "forbidden"
+    http_status = 403
+
+
+class CapabilityDenied(Forbidden):
+    """The grant, or the policy for whoever asks for one, does not cover this."""
+
+    code = "capability_denied"
+
+
+class Expired(TideboxError):
+    """It was there, and its time is over; a new one must be asked for."""
+
+    code = "expired"
+    http_status = 410
+
+
+class NotFound(TideboxError):
+    """There is nothing of that name, or nothing that the caller may know of."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class Conflict(TideboxError):
+    """The thing is not in a state that allows this."""
+
+    code = "conflict"
+    http_status = 409
+
+
+class IdempotencyConflict(Conflict):
+    """The idempotency key was used for another request; ``details['prior_id']`` names what that one made."""
+
+    code = "idempotency_conflict"
+
+
+class Busy(TideboxError):
+    """The request is right and cannot be served now; ``details['retry_after']`` are seconds, where known."""
+
+    code = "busy"
+    retryable = True
+    http_status = 429
+
+
+class Overloaded(Busy):
+    """Every slot is taken and the queue is full."""
+
+    code = "queue_full"
+
+
+class RateLimited(Busy):
+    """More requests than this caller may make in this time."""
+
+    code = "rate_limited"
+
+
+class QuotaExceeded(Busy):
+    """The user has as much of something as one user may have; ``details['quota']`` names it."""
+
+    code = "quota_exceeded"
+
+
+class SandboxStarting(Busy):
+    """The sandbox is being made; ``details['retry_after']`` are seconds."""
+
+    code = "sandbox_starting"
+    http_status = 423
+
+
+class QueueExpired(Busy):
+    """It waited for a slot for as long as anything may wait, and was not started."""
+
+    code = "queue_expired"
+    http_status = 503
+
+
+class ShuttingDown(Busy):
+    """The server ends: new work is refused, and what did not finish in time was stopped."""
+
+    code = "shutting_down"
+    http_status = 503
+
+
 class InvalidImage(TideboxError):
     """An image source that is damaged or hostile."""
 
@@ -88,6 +230,13 @@ class ProvisionFailed(TideboxError):
 
     code = "provision_failed"
     retryable = True
+
+
+class FetchFailed(ProvisionFailed):
+    """A git repository could not be fetched; the message says what git said."""
+
+    code = "fetch_failed"
+    http_status = 502
 
 
 class ExecFailed(TideboxError):
@@ -130,3 +279,25 @@ class AgentProtocolError(TideboxError):
     """The agent sent something the protocol does not allow."""
 
     code = "agent_protocol_error"
+
+
+class StoreUnavailable(TideboxError):
+    """The store does not answer, or cannot keep anything at the moment."""
+
+    code = "store_unavailable"
+    retryable = True
+    http_status = 503
+
+
+class AuditUnavailable(TideboxError):
+    """The audit log cannot be written, so nothing that must be in it is done."""
+
+    code = "audit_unavailable"
+    retryable = True
+    http_status = 503
+
+
+class InternalError(TideboxError):
+    """Something failed that has no name of its own; the log has the details, the caller does not."""
+
+    retryable = True

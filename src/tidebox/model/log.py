@@ -1,0 +1,53 @@
+"""What the log of a run consists of, besides the program's own output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidebox.model.events import Output
+from tidebox.model.run import Phase, Run
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """The run is in another phase now, and will be in more."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The program runs."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """What the program writes from here on is not in the log."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputClosed:
+    """The program's input was closed for breaking a rule."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Nothing happened for a while, and the run is still there."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run is over; the last entry of every log."""
+
+    run: Run
+
+
+LogEntry = Output | PhaseChanged | Began | Truncated | InputClosed | Heartbeat | Ended

@@ -1,0 +1,260 @@
+"""A journaled run: its phases, how it may pass from one to the next, and why it ended.
+
+Two rules. Every transition is in ``TRANSITIONS``, and nobody changes a phase but by a store's compare-and-set along
+it. A run that has ended never changes again: there is no way out of a terminal phase.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from tidebox.errors import (
+    ExecFailed,
+    GuaranteeMissing,
+    InvalidImage,
+    InvalidRequest,
+    ProvisionFailed,
+    QueueExpired,
+    RuntimeUnavailable,
+    ShuttingDown,
+    TideboxError,
+    UnknownImage,
+)
+from tidebox.model.principal import Caller
+from tidebox.model.result import Outcome, Usage
+
+
+class Phase(enum.Enum):
+    """Where a run is in its life."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    KILLED = "killed"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the run is over."""
+        return not TRANSITIONS[self]
+
+
+TRANSITIONS: Mapping[Phase, frozenset[Phase]] = MappingProxyType(
+    {
+        # Given a slot; or cancelled, or expired, while it waited for one.
+        Phase.QUEUED: frozenset({Phase.STARTING, Phase.KILLED, Phase.FAILED}),
+        # Its program began; or never did. Back to the queue goes what a server had not begun when it died.
+        Phase.STARTING: frozenset({Phase.RUNNING, Phase.FAILED, Phase.TIMED_OUT, Phase.KILLED, Phase.QUEUED}),
+        Phase.RUNNING: frozenset({Phase.COMPLETED, Phase.FAILED, Phase.TIMED_OUT, Phase.KILLED}),
+        Phase.COMPLETED: frozenset(),
+        Phase.FAILED: frozenset(),
+        Phase.TIMED_OUT: frozenset(),
+        Phase.KILLED: frozenset(),
+    }
+)
+UNFINISHED = frozenset(phase for phase, following in TRANSITIONS.items() if following)
+
+
+def sources(target: Phase) -> frozenset[Phase]:
+    """The phases from which a run may pass to ``target``."""
+    return frozenset(phase for phase, following in TRANSITIONS.items() if target in following)
+
+
+class Reason(enum.Enum):
+    """Why a run ended the way it did."""
+
+    EXIT_ZERO = "exit_code_0"
+    EXIT_NONZERO = "exit_code_nonzero"
+    SIGNALED = "killed_by_signal"
+    STARTUP_TIMEOUT = "startup_timeout"
+    EXECUTION_TIMEOUT = "execution_timeout"
+    CANCELED_BY_USER = "canceled_by_user"
+    SESSION_EXPIRED = "session_expired"
+    SESSION_DELETED = "session_deleted"
+    OOM_KILLED = "oom_killed"
+    PIDS_LIMIT_EXCEEDED = "pids_limit_exceeded"
+    LOG_CAP_EXCEEDED = "log_cap_exceeded"
+    QUEUE_TTL_EXPIRED = "queue_ttl_expired"
+    IMAGE_PULL_FAILED = "image_pull_failed"
+    PROVISION_FAILED = "provision_failed"
+    EXEC_FAILED = "exec_failed"
+    POLICY_DENIED = "policy_denied"
+    RUNTIME_UNAVAILABLE = "runtime_unavailable"
+    RUNTIME_ERROR = "runtime_error"
+    SERVER_SHUTDOWN = "server_shutdown"
+    SERVER_RESTARTED = "server_restarted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """The terminal state of a run."""
+
+    phase: Phase
+    reason: Reason
+    message: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    usage: Usage | None = None
+
+
+_BY_OUTCOME: Mapping[Outcome, tuple[Phase, Reason]] = {
+    Outcome.SIGNALED: (Phase.FAILED, Reason.SIGNALED),
+    Outcome.TIMEOUT: (Phase.TIMED_OUT, Reason.EXECUTION_TIMEOUT),
+    Outcome.OOM: (Phase.FAILED, Reason.OOM_KILLED),
+    Outcome.OUTPUT_LIMIT: (Phase.FAILED, Reason.LOG_CAP_EXCEEDED),
+    Outcome.CANCELLED: (Phase.KILLED, Reason.CANCELED_BY_USER),
+}
+
+# The first class that fits counts, so those below come before those above them in the tree.
+_BY_ERROR: tuple[tuple[type[TideboxError], Reason], ...] = (
+    (QueueExpired, Reason.QUEUE_TTL_EXPIRED),
+    (ShuttingDown, Reason.SERVER_SHUTDOWN),
+    (UnknownImage, Reason.IMAGE_PULL_FAILED),
+    (InvalidImage, Reason.IMAGE_PULL_FAILED),
+    (GuaranteeMissing, Reason.POLICY_DENIED),
+    (InvalidRequest, Reason.POLICY_DENIED),
+    (RuntimeUnavailable, Reason.RUNTIME_UNAVAILABLE),
+    (ProvisionFailed, Reason.PROVISION_FAILED),
+    (ExecFailed, Reason.EXEC_FAILED),
+)
+
+
+def conclusion_of(
+    outcome: Outcome, exit_code: int | None, signal: int | None, usage: Usage, *, pids_limit: int | None = None
+) -> Conclusion:
+    """The terminal state of a run whose program ended, by itself or because it was stopped.
+
+    A program that failed after it had as many processes as it may have failed for want of more.
+    """
+    if outcome is Outcome.EXITED:
+        phase, reason = (Phase.COMPLETED, Reason.EXIT_ZERO) if exit_code == 0 else (Phase.FAILED, Reason.EXIT_NONZERO)
+    else:
+        phase, reason = _BY_OUTCOME[outcome]
+    crowded = pids_limit is not None and usage.pids_peak is not None and usage.pids_peak >= pids_limit
+    if crowded and reason in (Reason.EXIT_NONZERO, Reason.SIGNALED):
+        reason = Reason.PIDS_LIMIT_EXCEEDED
+    message = reason.value if reason is Reason.CANCELED_BY_USER else None
+    return Conclusion(phase=phase, reason=reason, message=message, exit_code=exit_code, signal=signal, usage=usage)
+
+
+def conclusion_of_failure(error: TideboxError) -> Conclusion:
+    """The terminal state of a run that could not be started, or whose box was lost."""
+    reason = next((reason for kind, reason in _BY_ERROR if isinstance(error, kind)), Reason.RUNTIME_ERROR)
+    phase = Phase.KILLED if reason is Reason.SERVER_SHUTDOWN else Phase.FAILED
+    return Conclusion(phase=phase, reason=reason, message=error.message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What was asked for, without the program itself: enough to say later under which rules it ran."""
+
+    runtime: str
+    base_image: str
+    spec_version: str
+    policy_hash: str
+    runtime_version: str | None = None
+    image_digest: str | None = None
+    session_id: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    network_policy: str = "deny_all"
+    trust_level: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What is known of a run: who asked for what, and what became of it. Times are seconds since the epoch."""
+
+    id: str
+    caller: Caller
+    facts: RunFacts
+    created_at: float
+    phase: Phase = Phase.QUEUED
+    started_at: float | None = None
+    """When it was given a slot."""
+    finished_at: float | None = None
+    reason: Reason | None = None
+    message: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    usage: Usage | None = None
+    log_bytes: int = 0
+    log_truncated: bool = False
+    artifact_bytes: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Files that were not kept, by the reason."""
+
+    @property
+    def user(self) -> str:
+        """Whose it is."""
+        return self.caller.principal.user
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """One step of a run: where to, when, and at the end how."""
+
+    to: Phase
+    at: float
+    conclusion: Conclusion | None = None
+    log_bytes: int = 0
+    log_truncated: bool = False
+    artifact_bytes: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        concluded = self.conclusion.phase if self.conclusion is not None else None
+        if concluded is not (self.to if self.to.terminal else None):
+            raise ValueError(f"a run cannot pass to {self.to} with the conclusion {concluded}")
+
+
+def ended(
+    conclusion: Conclusion,
+    at: float,
+    *,
+    log_bytes: int = 0,
+    log_truncated: bool = False,
+    artifact_bytes: int = 0,
+    left_out: Mapping[str, int] | None = None,
+) -> Transition:
+    """The last step of a run."""
+    return Transition(
+        to=conclusion.phase,
+        at=at,
+        conclusion=conclusion,
+        log_bytes=log_bytes,
+        log_truncated=log_truncated,
+        artifact_bytes=artifact_bytes,
+        left_out=left_out or {},
+    )
+
+
+def advanced(run: Run, step: Transition) -> Run | None:
+    """The run after a step, or None where the run, as it is, cannot take it."""
+    if step.to not in TRANSITIONS[run.phase]:
+        return None
+    if step.to is Phase.QUEUED:
+        return replace(run, phase=step.to, started_at=None)
+    if step.to is Phase.STARTING:
+        return replace(run, phase=step.to, started_at=step.at)
+    if step.conclusion is None:
+        return replace(run, phase=step.to)
+    return replace(
+        run,
+        phase=step.to,
+        finished_at=step.at,
+        reason=step.conclusion.reason,
+        message=step.conclusion.message,
+        exit_code=step.conclusion.exit_code,
+        signal=step.conclusion.signal,
+        usage=step.conclusion.usage,
+        log_bytes=step.log_bytes,
+        log_truncated=step.log_truncated,
+        artifact_bytes=step.artifact_bytes,
+        left_out=step.left_out,
+    )

@@ -1,0 +1,279 @@
+"""What must survive a restart, behind one interface.
+
+Stores take and return model objects. Each method is one transaction: it happens as a whole or not at all, and what it
+returned is kept. A phase changes only by compare-and-set along ``model.run.TRANSITIONS``, so of several who would
+end a run one does. The program of a run (its *work*) is kept only while it may have to be started again.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tidebox.model.artifact import Artifact
+from tidebox.model.idempotency import Answered, Claim
+from tidebox.model.listing import RunPage, RunQuery
+from tidebox.model.run import Run, Transition
+from tidebox.model.sandbox import Binding
+from tidebox.model.session import Session, SessionState
+from tidebox.model.summary import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What a user has at the moment he asks for one more run."""
+
+    unfinished: int
+    """His runs that are not over."""
+    in_session: int
+    """The runs there have been in the session of the new one."""
+    cpu_seconds: float
+    """What his runs have used, of those that ended since the time asked about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Creation:
+    """A run that may be created: what it is, what keeps it unique, and what its user may not exceed."""
+
+    run: Run
+    work: bytes
+    claim: Claim | None = None
+    response: bytes = b""
+    """The answer that a repeated request will get, kept with the claim."""
+    valid_after: float = 0.0
+    """Claims made before are forgotten."""
+    check: Callable[[Holdings], None] | None = None
+    """Raises where the user has too much already. Called inside the transaction, and maybe on another thread."""
+    used_since: float = 0.0
+    """From when on ``Holdings.cpu_seconds`` counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCreation:
+    """A session that may be created; its fields are as those of ``Creation``."""
+
+    session: Session
+    claim: Claim | None = None
+    response: bytes = b""
+    valid_after: float = 0.0
+    check: Callable[[int], None] | None = None
+    """Raises where the user has too many sessions already: it is told how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionQuery:
+    """Which sessions to list, newest first; None means any."""
+
+    user: str | None = None
+    state: SessionState | None = None
+    limit: int = 50
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPage:
+    """Some of the sessions a query found, and how many there are."""
+
+    sessions: tuple[Session, ...]
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindingCreation:
+    """A binding that is created unless its scope has one; the other fields are as those of ``Creation``."""
+
+    binding: Binding
+    claim: Claim | None = None
+    valid_after: float = 0.0
+    check: Callable[[int], None] | None = None
+    """Raises where the user has too many bindings already: it is told how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The binding of a scope."""
+
+    binding: Binding
+    created: bool
+    replayed: bool = False
+    """Whether its claim was answered before."""
+
+
+# Databases have a limit on what they index, and know no names that are not text.
+_MAX_PATH_BYTES = 2000
+
+
+def fitting(artifacts: Sequence[Artifact], limit: int | None, held: int) -> list[Artifact]:
+    """Those of some artifacts, in their order, that can be kept and fit beside ``held`` bytes into ``limit``."""
+    kept = []
+    for artifact in artifacts:
+        if _can_be_kept(artifact) and (limit is None or held + artifact.size <= limit):
+            held += artifact.size
+            kept.append(artifact)
+    return kept
+
+
+def _can_be_kept(artifact: Artifact) -> bool:
+    text = artifact.path + (artifact.link_target or "")
+    try:
+        text.encode()
+        return len(artifact.path.encode()) <= _MAX_PATH_BYTES and "\0" not in text
+    except UnicodeEncodeError:
+        return False
+
+
+class Store(abc.ABC):
+    """Keeps runs, sessions, bindings, what is known of artifacts, and idempotency keys."""
+
+    mode: str
+    """Its kind, as clients are told."""
+    durable: bool
+    """Whether what it keeps outlives this process."""
+
+    @abc.abstractmethod
+    async def start(self) -> None:
+        """Be ready to be used, or raise what prevents it."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Let go of everything."""
+
+    @abc.abstractmethod
+    async def create_run(self, creation: Creation) -> Answered | None:
+        """Create a run, or return how its claim was answered before.
+
+        Raises ``IdempotencyConflict`` for a claim answered with another body, ``NotFound`` where the run's session
+        takes no runs, and what ``creation.check`` raises.
+        """
+
+    @abc.abstractmethod
+    async def run(self, run_id: str) -> Run | None:
+        """The run of that id."""
+
+    @abc.abstractmethod
+    async def advance_run(self, run_id: str, step: Transition) -> Run | None:
+        """Take a run one step further and return it; None, and nothing changed, where it cannot take that step."""
+
+    @abc.abstractmethod
+    async def list_runs(self, query: RunQuery) -> RunPage:
+        """Runs in the order asked for; those without the time that is sorted by come last."""
+
+    @abc.abstractmethod
+    async def unfinished_runs(self) -> list[tuple[Run, bytes | None]]:
+        """Every run that is not over, oldest first, with its work where that is still kept."""
+
+    @abc.abstractmethod
+    async def answered(self, claim: Claim, valid_after: float) -> Answered | None:
+        """How a claim was answered; raises ``IdempotencyConflict`` if that was another body."""
+
+    @abc.abstractmethod
+    async def list_answered(
+        self, *, endpoint: str | None = None, user: str | None = None, limit: int = 50, offset: int = 0
+    ) -> list[Answered]:
+        """Answered claims, newest first."""
+
+    @abc.abstractmethod
+    async def prune(self, *, claims_before: float, runs_before: float) -> None:
+        """Forget claims made, and runs finished, before these times, the latter with what is known of their artifacts.
+
+        The one method that may be several transactions: removing much at once would keep others waiting.
+        """
+
+    @abc.abstractmethod
+    async def create_session(self, creation: SessionCreation) -> Answered | None:
+        """Create a session, or return how its claim was answered before; raises as ``create_run`` does."""
+
+    @abc.abstractmethod
+    async def session(self, session_id: str) -> Session | None:
+        """The session of that id."""
+
+    @abc.abstractmethod
+    async def list_sessions(self, query: SessionQuery) -> SessionPage:
+        """Sessions, newest first."""
+
+    @abc.abstractmethod
+    async def extend_session(self, session_id: str, expires_at: float) -> Session | None:
+        """Let an active session live until then and return it; None, and nothing changed, where there is none."""
+
+    @abc.abstractmethod
+    async def close_session(self, session_id: str) -> Session | None:
+        """Let a session take no more runs and return it, also where that was so; None where there is none."""
+
+    @abc.abstractmethod
+    async def delete_session(self, session_id: str) -> bool:
+        """Forget a session; False where there was none. Its runs stay."""
+
+    @abc.abstractmethod
+    async def expired_sessions(self, now: float) -> list[Session]:
+        """Sessions to be removed, oldest first: those whose time is over, and those whose closing was interrupted."""
+
+    @abc.abstractmethod
+    async def add_artifacts(
+        self, run_id: str, artifacts: Sequence[Artifact], *, user_limit: int | None = None
+    ) -> list[Artifact]:
+        """Remember artifacts of a run and return those remembered, in their order.
+
+        ``user_limit`` is how many bytes of artifacts the run's user may have: what does not fit is left out, as is
+        what has no name that can be kept. Raises ``NotFound`` where there is no such run.
+        """
+
+    @abc.abstractmethod
+    async def artifacts(self, run_id: str) -> list[Artifact]:
+        """The artifacts of a run, by path."""
+
+    @abc.abstractmethod
+    async def artifact(self, run_id: str, path: str) -> Artifact | None:
+        """One artifact of a run."""
+
+    @abc.abstractmethod
+    async def delete_artifacts(self, run_id: str) -> int:
+        """Forget the artifacts of a run and return how many bytes they had."""
+
+    @abc.abstractmethod
+    async def expired_artifacts(self, now: float, limit: int = 1000) -> list[str]:
+        """Ids of runs with artifacts whose time is over, those first that were to go first."""
+
+    @abc.abstractmethod
+    async def having_artifacts(self, run_ids: Sequence[str]) -> set[str]:
+        """Those of the runs that have artifacts: what else is on disk belongs to nobody."""
+
+    @abc.abstractmethod
+    async def artifact_bytes(self, user: str) -> int:
+        """How many bytes of artifacts a user has."""
+
+    @abc.abstractmethod
+    async def artifact_usage(self, limit: int = 50, offset: int = 0) -> list[tuple[str, int]]:
+        """Users and how many bytes of artifacts they have, most first."""
+
+    @abc.abstractmethod
+    async def summary(self, created_from: float | None, created_to: float | None, top: int = 10) -> Summary:
+        """What the runs created in a time came to; its ends are part of it."""
+
+    @abc.abstractmethod
+    async def create_binding(self, creation: BindingCreation) -> Bound:
+        """The binding of a scope: the one it has, or else the new one; the claim then stands for that.
+
+        Raises ``Forbidden`` where the scope is somebody else's, also by a binding that has ended and is still known;
+        ``IdempotencyConflict`` for a claim answered with another body; and what ``creation.check`` raises.
+        """
+
+    @abc.abstractmethod
+    async def binding(self, binding_id: str) -> Binding | None:
+        """The binding of that id, ended or not."""
+
+    @abc.abstractmethod
+    async def save_binding(self, binding: Binding) -> bool:
+        """Replace what is known of a binding; False, and nothing changed, where there is none or it has ended."""
+
+    @abc.abstractmethod
+    async def delete_binding(self, binding_id: str) -> bool:
+        """Forget a binding; False where there was none."""
+
+    @abc.abstractmethod
+    async def live_bindings(self) -> list[Binding]:
+        """Every binding that has not ended, oldest first."""
+
+    @abc.abstractmethod
+    async def prune_bindings(self, ended_before: float) -> None:
+        """Forget bindings that ended before this time."""

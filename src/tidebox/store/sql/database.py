@@ -1,0 +1,166 @@
+"""A database, used by threads so that the event loop never waits for it.
+
+Every operation is one transaction and one visit to a thread. SQLite has one thread that writes, because SQLite has one
+writer anyway, and some that read; PostgreSQL has some that do both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+
+from tidebox.errors import InvalidRequest, StoreUnavailable
+from tidebox.store.sql.sqlite_file import BUSY_SECONDS
+from tidebox.store.sql.upgrade import bring_up_to_date
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_SQLITE_READERS = 2
+_POSTGRES_CONNECTIONS = 8
+_SETTINGS = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA journal_size_limit = 67108864",
+    "PRAGMA temp_store = MEMORY",
+    # A program that was removed is not to be found in the file.
+    "PRAGMA secure_delete = ON",
+)
+# Lists go through whole indexes: where they are in the kernel's memory anyway, not through copies of it.
+_READER = ("PRAGMA query_only = ON", "PRAGMA mmap_size = 1073741824")
+# What is told to somebody survives also the machine's end, for the price of waiting for the disk.
+_WRITER = ("PRAGMA synchronous = FULL",)
+# It survives this process's end, and is on the disk with the next that has to be.
+_LAX_WRITER = ("PRAGMA synchronous = NORMAL",)
+
+
+class _Lane:
+    """An engine and the threads that use it, as many as it has connections."""
+
+    def __init__(self, engine: sa.Engine, threads: ThreadPoolExecutor) -> None:
+        self._engine = engine
+        self._threads = threads
+
+    async def run(self, operation: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+        def transaction() -> _T:
+            try:
+                with self._engine.begin() as connection:
+                    return operation(connection, *args, **kwargs)
+            except (exc.DataError, UnicodeEncodeError):
+                raise InvalidRequest("the request has characters that no database takes") from None
+            except exc.SQLAlchemyError as error:
+                raise StoreUnavailable(f"the store cannot be used: {reason_of(error)}") from None
+
+        try:
+            done = asyncio.get_running_loop().run_in_executor(self._threads, transaction)
+        except RuntimeError:
+            raise StoreUnavailable("the store is closed") from None
+        return await done
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        self._engine.dispose()
+
+
+class Database:
+    """An open database at the newest schema."""
+
+    def __init__(self, reading: _Lane, writing: _Lane, stepping: _Lane) -> None:
+        self._reading = reading
+        self._writing = writing
+        self._stepping = stepping
+
+    async def read(
+        self, operation: Callable[Concatenate[sa.Connection, _P], _T], *args: _P.args, **kw: _P.kwargs
+    ) -> _T:
+        """Do what changes nothing."""
+        return await self._reading.run(operation, *args, **kw)
+
+    async def write(
+        self, operation: Callable[Concatenate[sa.Connection, _P], _T], *args: _P.args, **kw: _P.kwargs
+    ) -> _T:
+        """Do what changes something, as a whole or not at all."""
+        return await self._writing.run(operation, *args, **kw)
+
+    async def step(
+        self, operation: Callable[Concatenate[sa.Connection, _P], _T], *args: _P.args, **kw: _P.kwargs
+    ) -> _T:
+        """As ``write``, but a machine that loses its power may lose what was done last."""
+        return await self._stepping.run(operation, *args, **kw)
+
+    def close(self) -> None:
+        """End all threads, after what they are doing, and all connections. Blocks."""
+        for lane in (self._reading, self._writing, self._stepping):
+            lane.close()
+
+
+def open_sqlite(path: Path) -> Database:
+    """Open the file of a SQLite store and bring it up to date. Blocks."""
+    writer = _sqlite_engine(path, 1, "BEGIN IMMEDIATE", _WRITER)
+    _bring_up_to_date(writer, f"the database {path}")
+    lax_writer = _sqlite_engine(path, 1, "BEGIN IMMEDIATE", _LAX_WRITER)
+    reader = _sqlite_engine(path, _SQLITE_READERS, "BEGIN", _READER)
+    one = ThreadPoolExecutor(1, thread_name_prefix="store-write")
+    some = ThreadPoolExecutor(_SQLITE_READERS, thread_name_prefix="store-read")
+    return Database(_Lane(reader, some), _Lane(writer, one), _Lane(lax_writer, one))
+
+
+def open_postgres(url: str) -> Database:
+    """Connect to a PostgreSQL database and bring it up to date. Blocks."""
+    try:
+        address = sa.make_url(url).set(drivername="postgresql+psycopg")
+        engine = sa.create_engine(
+            address, pool_size=_POSTGRES_CONNECTIONS, max_overflow=0, pool_pre_ping=True, hide_parameters=True
+        )
+    except (exc.ArgumentError, ImportError) as error:
+        raise StoreUnavailable(f"the store's URL cannot be used: {error}") from None
+    _bring_up_to_date(engine, f"the database {address.database} on {address.host or 'this machine'}")
+    lane = _Lane(engine, ThreadPoolExecutor(_POSTGRES_CONNECTIONS, thread_name_prefix="store"))
+    return Database(lane, lane, lane)
+
+
+def _sqlite_engine(path: Path, connections: int, begin: str, settings: tuple[str, ...]) -> sa.Engine:
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=str(path)),
+        poolclass=sa.QueuePool,
+        pool_size=connections,
+        max_overflow=0,
+        hide_parameters=True,
+        # Without the driver's own transactions: it would begin them late, and never for reading.
+        connect_args={"timeout": BUSY_SECONDS, "isolation_level": None, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        for setting in _SETTINGS + settings:
+            cursor.execute(setting)
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin_transaction(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+def _bring_up_to_date(engine: sa.Engine, where: str) -> None:
+    try:
+        with engine.begin() as connection:
+            bring_up_to_date(connection, where)
+    except BaseException as error:
+        engine.dispose()
+        if isinstance(error, exc.SQLAlchemyError):
+            raise StoreUnavailable(f"{where} cannot be used: {reason_of(error)}") from None
+        raise
+
+
+def reason_of(error: exc.SQLAlchemyError) -> str:
+    """What the database said, without the statement and its values, which may be somebody's secret."""
+    said = str(error.orig if isinstance(error, exc.DBAPIError) else error)
+    return said.strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,42 @@
+"""Everything that can be done in one transaction."""
+
+from __future__ import annotations
+
+from tidebox.store.sql import artifacts as captured
+from tidebox.store.sql import bindings, claims, runs, sessions
+
+
+class Operations:
+    """The operations of a store, each with a connection as its first argument."""
+
+    create_run = staticmethod(runs.create)
+    run = staticmethod(runs.find)
+    advance_run = staticmethod(runs.advance)
+    list_runs = staticmethod(runs.list_runs)
+    unfinished_runs = staticmethod(runs.unfinished)
+    prune_runs = staticmethod(runs.prune)
+    summary = staticmethod(runs.summary)
+    answered = staticmethod(claims.answered)
+    list_answered = staticmethod(claims.list_answered)
+    prune_claims = staticmethod(claims.prune)
+    create_session = staticmethod(sessions.create)
+    session = staticmethod(sessions.find)
+    list_sessions = staticmethod(sessions.list_sessions)
+    extend_session = staticmethod(sessions.extend)
+    close_session = staticmethod(sessions.close)
+    delete_session = staticmethod(sessions.delete)
+    expired_sessions = staticmethod(sessions.expired)
+    add_artifacts = staticmethod(captured.add)
+    artifacts = staticmethod(captured.list_artifacts)
+    artifact = staticmethod(captured.find)
+    delete_artifacts = staticmethod(captured.delete)
+    expired_artifacts = staticmethod(captured.expired)
+    having_artifacts = staticmethod(captured.having)
+    artifact_bytes = staticmethod(captured.held)
+    artifact_usage = staticmethod(captured.usages)
+    create_binding = staticmethod(bindings.create)
+    binding = staticmethod(bindings.find)
+    save_binding = staticmethod(bindings.save)
+    delete_binding = staticmethod(bindings.delete)
+    live_bindings = staticmethod(bindings.live)
+    prune_bindings = staticmethod(bindings.prune)

@@ -1,0 +1,291 @@
+"""Runs in a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql.operators import custom_op
+
+from tidebox.errors import NotFound
+from tidebox.model.idempotency import Answered
+from tidebox.model.listing import RunPage, RunQuery
+from tidebox.model.run import UNFINISHED, Phase, Run, Transition, advanced
+from tidebox.model.summary import Summary, Totals
+from tidebox.store.base import Creation, Holdings
+from tidebox.store.sql import claims, sessions
+from tidebox.store.sql.artifacts import forget_artifacts, having
+from tidebox.store.sql.rows import changing_columns, record_of, run_of, run_row, stamp
+from tidebox.store.sql.schema import run_records, run_work, runs
+
+_columns = runs.c
+_STARTABLE = frozenset({Phase.QUEUED, Phase.STARTING})
+_FEW = 1000
+_COUNTED_TOGETHER = ({"user", "phase"}, {"runtime", "phase"})
+_UNFINISHED = sorted(phase.value for phase in UNFINISHED)
+
+# Written once: SQLAlchemy compiles a statement it knows only the first time.
+_INSERT = sa.insert(runs)
+_INSERT_RECORD = sa.insert(run_records)
+_INSERT_WORK = sa.insert(run_work)
+_WHOLE = sa.select(run_records.c.record, _columns.phase, _columns.started_at).join_from(
+    runs, run_records, run_records.c.run_id == _columns.id
+)
+_FIND = _WHOLE.where(_columns.id == bindparam("run_id"))
+_FIND_TO_CHANGE = _FIND.with_for_update(of=runs)
+_FIND_SOME = _WHOLE.where(_columns.id.in_(bindparam("run_ids", expanding=True)))
+_IN_PHASE = sa.and_(_columns.id == bindparam("run_id"), _columns.phase == bindparam("before"))
+_STEP = sa.update(runs).where(_IN_PHASE).values(phase=bindparam("to"), started_at=bindparam("started"))
+_END = sa.update(runs).where(_IN_PHASE)
+_END_RECORD = sa.update(run_records).where(run_records.c.run_id == bindparam("of_run"))
+_DROP_WORK = sa.delete(run_work).where(run_work.c.run_id == bindparam("of_run"))
+_FIND_UNFINISHED = (
+    sa.select(run_records.c.record, _columns.phase, _columns.started_at, run_work.c.work)
+    .join_from(runs, run_records, run_records.c.run_id == _columns.id)
+    .join(run_work, run_work.c.run_id == _columns.id, isouter=True)
+    .where(_columns.phase.in_(_UNFINISHED))
+    .order_by(_columns.created_at, _columns.id)
+)
+_COUNT_UNFINISHED = sa.select(sa.func.count()).where(
+    _columns.user_id == bindparam("user"), _columns.phase.in_(_UNFINISHED)
+)
+_COUNT_IN_SESSION = sa.select(sa.func.count()).where(
+    _columns.user_id == bindparam("user"), _columns.session_id == bindparam("session")
+)
+_CPU_SECONDS = sa.select(sa.func.coalesce(sa.func.sum(_columns.cpu_time_sec), 0.0)).where(
+    _columns.user_id == bindparam("user"), _columns.finished_at >= bindparam("since")
+)
+_FINISHED_BEFORE = (
+    sa.select(_columns.id, _columns.user_id)
+    .where(_columns.finished_at < bindparam("before"))
+    .order_by(_columns.finished_at)
+    .limit(bindparam("most"))
+)
+
+
+def create(connection: sa.Connection, creation: Creation) -> Answered | None:
+    """Create a run, or return how its claim was answered before."""
+    run, claim = creation.run, creation.claim
+    claims.lock_user(connection, run.user)
+    if claim is not None:
+        prior = claims.answered(connection, claim, creation.valid_after)
+        if prior is not None:
+            return prior
+    session_id = run.facts.session_id
+    if session_id is not None:
+        session = sessions.find(connection, session_id)
+        if session is None or session.user != run.user or not session.usable(run.created_at):
+            raise NotFound("no such session", session_id=session_id)
+    if creation.check is not None:
+        creation.check(_holdings(connection, run, creation.used_since))
+    try:
+        connection.execute(_INSERT, run_row(run))
+    except sa.exc.IntegrityError:
+        raise ValueError(f"there is a run {run.id} already") from None
+    connection.execute(_INSERT_RECORD, {"run_id": run.id, "record": record_of(run)})
+    connection.execute(_INSERT_WORK, {"run_id": run.id, "work": creation.work})
+    if claim is not None:
+        claims.remember(
+            connection,
+            Answered(claim=claim, object_id=run.id, response=creation.response, created_at=run.created_at),
+        )
+    return None
+
+
+def _holdings(connection: sa.Connection, new: Run, used_since: float) -> Holdings:
+    session_id = new.facts.session_id
+    in_session = 0
+    if session_id is not None:
+        in_session = connection.scalar(_COUNT_IN_SESSION, {"user": new.user, "session": session_id}) or 0
+    return Holdings(
+        unfinished=connection.scalar(_COUNT_UNFINISHED, {"user": new.user}) or 0,
+        in_session=in_session,
+        cpu_seconds=connection.scalar(_CPU_SECONDS, {"user": new.user, "since": stamp(used_since)}) or 0.0,
+    )
+
+
+def find(connection: sa.Connection, run_id: str) -> Run | None:
+    """The run of that id."""
+    row = connection.execute(_FIND, {"run_id": run_id}).first()
+    return run_of(*row) if row is not None else None
+
+
+def advance(connection: sa.Connection, run_id: str, step: Transition) -> Run | None:
+    """Take a run one step further and return it; None where it cannot take that step."""
+    row = connection.execute(_FIND_TO_CHANGE, {"run_id": run_id}).first()
+    run = run_of(*row) if row is not None else None
+    following = advanced(run, step) if run is not None else None
+    if run is None or following is None:
+        return None
+    compared = {"run_id": run_id, "before": run.phase.value}
+    if following.phase.terminal:
+        changed = connection.execute(_END, {**compared, **changing_columns(following)})
+    else:
+        started = None if following.started_at is None else stamp(following.started_at)
+        changed = connection.execute(_STEP, {**compared, "to": following.phase.value, "started": started})
+    if changed.rowcount != 1:
+        return None
+    if following.phase.terminal:
+        connection.execute(_END_RECORD, {"of_run": run_id, "record": record_of(following)})
+    if following.phase not in _STARTABLE:
+        connection.execute(_DROP_WORK, {"of_run": run_id})
+    return following
+
+
+def unfinished(connection: sa.Connection) -> list[tuple[Run, bytes | None]]:
+    """Every run that is not over, oldest first, with its work where that is still kept."""
+    return [(run_of(*whole), work) for *whole, work in connection.execute(_FIND_UNFINISHED)]
+
+
+def list_runs(connection: sa.Connection, query: RunQuery) -> RunPage:
+    """Runs in the order asked for; those without the time that is sorted by come last."""
+    counted = _conditions(connection, query, scan=not _has_index(query))
+    total = connection.scalar(sa.select(sa.func.count()).select_from(runs).where(*counted)) or 0
+    ids: list[str] = []
+    if query.offset < total:
+        ids = _page(connection, query, _conditions(connection, query, scan=total > _FEW))
+    found = {}
+    for start in range(0, len(ids), 500):
+        for whole in connection.execute(_FIND_SOME, {"run_ids": ids[start : start + 500]}):
+            run = run_of(*whole)
+            found[run.id] = run
+    return RunPage(tuple(found[run_id] for run_id in ids), total)
+
+
+def _page(connection: sa.Connection, query: RunQuery, conditions: Sequence[sa.ColumnElement[bool]]) -> list[str]:
+    """Ids of one page: first of the runs with a time, then of those without, each in the order of an index."""
+    time = _columns[query.sort]
+    order = (time.desc(), _columns.id.desc()) if query.descending else (time, _columns.id)
+    timed = sa.select(_columns.id).where(*conditions, time.is_not(None))
+    ids = list(connection.scalars(timed.order_by(*order).limit(query.limit).offset(query.offset)))
+    room = query.limit - len(ids)
+    if not room or query.sort == "created_at":
+        return ids
+    passed = query.offset + len(ids)
+    if not ids and query.offset:
+        passed = connection.scalar(sa.select(sa.func.count()).select_from(timed.subquery())) or 0
+    untimed = sa.select(_columns.id).where(*conditions, time.is_(None)).order_by(order[1])
+    return ids + list(connection.scalars(untimed.limit(room).offset(max(0, query.offset - passed))))
+
+
+def _has_index(query: RunQuery) -> bool:
+    """Whether one index has all that is asked for, so that counting looks at nothing else."""
+    asked = {
+        name
+        for name in ("user", "session_id", "phase", "runtime", "base_image", "image_digest", "text")
+        if getattr(query, name) is not None
+    }
+    timed = any((query.started_from, query.started_to, query.finished_from, query.finished_to))
+    return "session_id" in asked or (not timed and (len(asked) == 1 or asked in _COUNTED_TOGETHER))
+
+
+def _conditions(connection: sa.Connection, query: RunQuery, *, scan: bool) -> list[sa.ColumnElement[bool]]:
+    """What a query asks for. ``scan`` asks SQLite to go through an index that has everything, in the order asked for.
+
+    It knows no figures: left alone it takes any index on a column that is asked for, though nearly all runs may have
+    that value, and then looks up every single row.
+    """
+    sqlite = connection.dialect.name == "sqlite"
+    conditions = [
+        (_unindexed(column) if scan and sqlite else column) == wanted
+        for column, wanted in (
+            (_columns.user_id, query.user),
+            (_columns.phase, query.phase.value if query.phase is not None else None),
+            (_columns.runtime, query.runtime),
+            (_columns.base_image, query.base_image),
+            (_columns.image_digest, query.image_digest),
+        )
+        if wanted is not None
+    ]
+    if query.session_id is not None:
+        conditions.append(_columns.session_id == query.session_id)
+    for column, low, high in (
+        (_columns.started_at, query.started_from, query.started_to),
+        (_columns.finished_at, query.finished_from, query.finished_to),
+    ):
+        if low is not None:
+            conditions.append(column >= stamp(low))
+        if high is not None:
+            conditions.append(column <= stamp(high))
+    if query.text is not None:
+        position = sa.func.instr if sqlite else sa.func.strpos
+        conditions.append(position(_columns.search, query.text.lower()) > 0)
+    return conditions
+
+
+def _unindexed(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    """A column, as SQLite says that none of its indexes is to be used: with a plus sign."""
+    return UnaryExpression(column, operator=custom_op("+"), type_=column.type)
+
+
+def prune(connection: sa.Connection, before: float, most: int) -> int:
+    """Forget at most so many of the runs finished before a time, and say how many it were."""
+    found = connection.execute(_FINISHED_BEFORE, {"before": stamp(before), "most": most}).all()
+    # In one order for everybody, so that no two wait for each other.
+    for user in sorted({user for _, user in found}):
+        claims.lock_user(connection, user)
+    ids = [run_id for run_id, _ in found]
+    if ids:
+        owners = {run_id: user for run_id, user in found}
+        for run_id in having(connection, ids):
+            forget_artifacts(connection, run_id, owners[run_id])
+        connection.execute(sa.delete(run_work).where(run_work.c.run_id.in_(ids)))
+        connection.execute(sa.delete(run_records).where(run_records.c.run_id.in_(ids)))
+        connection.execute(sa.delete(runs).where(_columns.id.in_(ids)))
+    return len(ids)
+
+
+def _counted(phase: Phase) -> sa.ColumnElement[int]:
+    return sa.func.sum(sa.case((_columns.phase == phase.value, 1), else_=0))
+
+
+_TOTALS = (
+    sa.func.count(),
+    _counted(Phase.COMPLETED),
+    _counted(Phase.FAILED),
+    _counted(Phase.TIMED_OUT),
+    _counted(Phase.KILLED),
+    sa.func.coalesce(sa.func.sum(_columns.cpu_time_sec), 0.0),
+    sa.func.sum(_columns.log_bytes),
+    sa.func.sum(_columns.artifact_bytes),
+)
+_TOTAL_NAMES = ("runs", "completed", "failed", "timed_out", "killed", "cpu_seconds", "log_bytes", "artifact_bytes")
+
+
+def summary(connection: sa.Connection, created_from: float | None, created_to: float | None, top: int) -> Summary:
+    """What the runs created in a time came to."""
+    conditions = []
+    if created_from is not None:
+        conditions.append(_columns.created_at >= stamp(created_from))
+    if created_to is not None:
+        conditions.append(_columns.created_at <= stamp(created_to))
+
+    # Gone through once: the groups are few, the runs are many.
+    by_runtime: dict[str, Totals] = {}
+    by_user: dict[str, Totals] = {}
+    groups = sa.select(_columns.runtime, _columns.user_id, *_TOTALS).where(*conditions)
+    for runtime, user, *values in connection.execute(groups.group_by(_columns.runtime, _columns.user_id)):
+        found = _totals(values)
+        by_runtime[runtime] = _added([by_runtime.get(runtime, Totals()), found])
+        by_user[user] = _added([by_user.get(user, Totals()), found])
+    return Summary(
+        totals=_added(by_runtime.values()),
+        by_runtime=dict(sorted(by_runtime.items())),
+        top_users=tuple(sorted(by_user.items(), key=lambda item: (-item[1].runs, item[0]))[:top]),
+    )
+
+
+def _totals(values: Sequence[Any]) -> Totals:
+    # PostgreSQL adds up whole numbers to decimals.
+    kinds: Any = {"cpu_seconds": float}
+    return Totals(**{name: kinds.get(name, int)(value) for name, value in zip(_TOTAL_NAMES, values, strict=True)})
+
+
+def _added(parts: Iterable[Totals]) -> Totals:
+    return reduce(
+        lambda one, other: _totals([getattr(one, n) + getattr(other, n) for n in _TOTAL_NAMES]), parts, Totals()
+    )

@@ -1,8 +1,9 @@
 # Every verb installs what it needs first; `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install test test-vm lint bench soak clean
+.PHONY: help install serve test test-vm lint bench load soak clean
 
 PYTEST_ARGS ?= -n auto
+SERVE_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
 VM_ARGS ?=
@@ -12,6 +13,9 @@ help: ## list the verbs
 
 install: ## make .venv from the lock file
 	@scripts/bootstrap
+
+serve: install ## install what is missing and serve (SERVE_ARGS="--port 9000")
+	@exec .venv/bin/tidebox serve $(SERVE_ARGS)
 
 test: ## install what is missing, system packages included, and run every test
 	@scripts/bootstrap --test
@@ -26,6 +30,10 @@ lint: install ## style and types
 
 bench: install ## measure against the bare interpreter
 	.venv/bin/tidebox bench $(BENCH_ARGS)
+
+load: ## many clients at once on a server, and a search for what they leave behind
+	@scripts/bootstrap
+	.venv/bin/python -m benchmarks.load $(LOAD_ARGS)
 
 soak: ## run boxes for a long time and look for anything left behind
 	@scripts/bootstrap --test

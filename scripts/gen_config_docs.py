@@ -21,11 +21,18 @@ Tidebox is configured by environment variables, read once at the start. Nothing 
 |---|---|---|---|
 """
 
-_TYPES = {"bool": "yes or no", "int": "whole number", "float": "number", "str | None": "text", "Path": "path"}
+_TYPES = {
+    "bool": "yes or no",
+    "int": "whole number",
+    "float": "number",
+    "str": "text",
+    "Path": "path",
+    "tuple[str, ...]": "list of texts",
+}
 
 
 def _kind(setting: dataclasses.Field[Any]) -> str:
-    words = [_TYPES[str(setting.type)]]
+    words = [_TYPES[str(setting.type).removesuffix(" | None")]]
     for bound, text in (("low", "at least"), ("high", "at most")):
         if setting.metadata[bound] is not None:
             words.append(f"{text} {setting.metadata[bound]}")
@@ -34,7 +41,7 @@ def _kind(setting: dataclasses.Field[Any]) -> str:
 
 def _default(setting: dataclasses.Field[Any]) -> str:
     value = getattr(Settings(), setting.name)
-    if value is None:
+    if value is None or value == ():
         return ""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f"`{text.replace(str(Path.home()), '~')}`"

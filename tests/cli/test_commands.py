@@ -10,7 +10,7 @@ import pytest
 
 import tidebox as package
 from tests.boxes import missing_guarantees
-from tests.cli.command import tidebox
+from tests.cli.command import TIDEBOX, error_line, tidebox
 from tidebox.runtime.base import Guarantee
 
 
@@ -30,14 +30,42 @@ def test_help_of_run_shows_the_three_ways() -> None:
     assert b"(FILE | -c CODE | -- COMMAND)" in tidebox("run", "--help").stdout
 
 
-def test_a_command_loads_nothing_that_it_does_not_need() -> None:
-    script = (
-        "import sys; sys.argv = ['tidebox', 'run', '--help']\n"
-        "from tidebox.cli.main import main\n"
-        "main(); print([name for name in ('rich', 'tidebox.config', 'tidebox.embedded') if name in sys.modules])"
+HEAVY = ("pydantic", "fastapi", "uvicorn", "sqlalchemy", "typer", "rich", "structlog", "msgspec")
+
+
+def loaded_by(script: str) -> set[str]:
+    """The modules that a new interpreter has loaded when it has run ``script``."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{script}\nprint(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["run", "--help"], ["serve", "--help"]])
+def test_what_is_only_asked_for_loads_nothing_that_works(words: list[str]) -> None:
+    loaded = loaded_by(f"from tidebox.cli.main import main\nsys.argv = ['tidebox', *{words!r}]\nmain()")
+    assert loaded.isdisjoint({*HEAVY, "asyncio", "tidebox.config", "tidebox.embedded", "tidebox.runtime"})
+
+
+def test_a_run_loads_nothing_of_the_server() -> None:
+    loaded = loaded_by("import tidebox.cli.main, tidebox.cli.run, tidebox.cli.report")
+    assert "tidebox.embedded" in loaded
+    assert loaded.isdisjoint({*HEAVY, "tidebox.server", "tidebox.api", "tidebox.broker"})
+
+
+@pytest.mark.parametrize("words", ["--help", "image list"])
+def test_a_reader_who_leaves_is_told_nothing(words: str) -> None:
+    script = f"{{ sleep 0.1; {TIDEBOX} {words}; echo $? >&2; }} | true"
+    done = subprocess.run(["sh", "-c", script], stderr=subprocess.PIPE, timeout=50, check=True)
+    assert done.stderr == b"1\n"
+
+
+def test_a_misspelled_command_is_guessed() -> None:
+    assert "Did you mean 'run'?" in error_line(tidebox("rn"))
 
 
 def test_doctor_sees_what_is_enforced() -> None:
@@ -61,6 +89,6 @@ def test_bench_measures_every_row() -> None:
     done = tidebox("bench", "--quick", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    assert len(rows) == 10
+    assert len(rows) == 19
     for row in rows:
         assert row["skipped"] or (row["ours"]["n"] > 0 and row["ours"]["p50"] > 0 and row["met"] is not None)

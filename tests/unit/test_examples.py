@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.api.conftest import RunningServer, running_server
+
+__all__ = ["running_server"]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -29,14 +34,33 @@ SAID = {
     ),
 }
 
+SAID_WITH_A_SERVER = {
+    "client.py": "tide\n0 1 2 3\nunknown_language - for good\n",
+    "client_async.py": "0 45 190 435 780 1225 1770 2415 3160 4005\ncancelled\n",
+}
+
 
 def test_every_example_is_known() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == SAID.keys()
+    assert {path.name for path in EXAMPLES.glob("*.py")} == SAID.keys() | SAID_WITH_A_SERVER.keys()
 
 
 @pytest.mark.parametrize("name", sorted(SAID))
 def test_an_example(name: str) -> None:
+    check(name, SAID[name])
+
+
+@pytest.mark.parametrize("name", sorted(SAID_WITH_A_SERVER))
+def test_an_example_with_a_server(name: str, running_server: RunningServer) -> None:
+    check(name, SAID_WITH_A_SERVER[name], running_server.url, SANDBOX_API_KEY=running_server.key)
+
+
+def check(name: str, said: str, *arguments: str, **environment: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-W", "error", EXAMPLES / name, *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, SAID[name], "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")

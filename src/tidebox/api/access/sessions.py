@@ -1,0 +1,162 @@
+"""The session access protocol: its smaller part and its full one, on the same bindings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Request
+from starlette.responses import Response
+
+from tidebox.api.access import schemas
+from tidebox.api.access.common import GONE, STARTING, audited, binding_shown, shown, token_shown
+from tidebox.api.access.dialect import binding_words
+from tidebox.api.asgi import context_of
+from tidebox.api.interpreter.common import CallerDep, IdempotencyKey, ServicesDep, answer, claim_of, errors
+from tidebox.broker.held import Ask, Mode
+from tidebox.model.sandbox import Capability, Scope, ScopeType
+
+PREFIX = "/v1/sandbox"
+ENDPOINT = "sandbox/sessions"
+
+router = APIRouter(prefix=PREFIX, tags=["access"])
+
+BindingId = Annotated[str, Path(min_length=1, max_length=128, description="The binding, which is the session.")]
+
+
+@router.post(
+    "/sessions",
+    response_model=schemas.SessionAnswer,
+    responses={**errors(403, 404, 409), **STARTING},
+    summary="Get or make a session",
+)
+async def negotiate(
+    body: schemas.SessionBody,
+    request: Request,
+    services: ServicesDep,
+    caller: CallerDep,
+    idempotency_key: IdempotencyKey = None,
+    prefer: Annotated[str | None, Header(description="`respond-async` does not wait for a sandbox to be made.")] = None,
+) -> Response:
+    """Access to the sandbox of a thread, or of another scope, which is made where `mode` allows it."""
+    if body.scope is not None:
+        context_of(request.scope).dialect = binding_words
+        scope_type, scope_id = body.scope.type, body.scope.id
+    else:
+        assert body.thread_id is not None
+        scope_type, scope_id = "thread", body.thread_id
+    actor = body.actor.type if body.actor is not None else caller.principal.actor
+    async with audited(
+        services,
+        "negotiated",
+        caller,
+        mode=body.mode,
+        scope_type=scope_type,
+        scope_id=scope_id,
+        thread_id=scope_id if scope_type == "thread" else None,
+        actor_type=actor,
+        actor_id=body.actor.id if body.actor is not None else None,
+    ) as call:
+        requested = body.requested_capabilities
+        ask = Ask(
+            scope=Scope(ScopeType(scope_type), scope_id),
+            mode=Mode(body.mode),
+            actor=actor,
+            capabilities=frozenset(map(Capability, requested)) if requested is not None else None,
+            provider=body.provider_preference,
+            wait=0.0 if _asks_not_to_wait(prefer) else services.settings.create_wait_sec,
+            claim=claim_of(ENDPOINT, caller, idempotency_key, body.model_dump(mode="json", exclude_unset=True)),
+        )
+        grant = await services.sandboxes.grant(caller, ask)
+        call.about(grant.binding)
+    found = {**shown(request, services, grant.binding), **token_shown(grant), "recreated": grant.recreated}
+    if body.sandbox_hint is not None:
+        found["sandbox_hint_matched"] = body.sandbox_hint == grant.sandbox_id
+    return answer(found)
+
+
+def _asks_not_to_wait(prefer: str | None) -> bool:
+    """RFC 7240, 4.1."""
+    return prefer is not None and any(part.strip().lower() == "respond-async" for part in prefer.split(","))
+
+
+@router.get(
+    "/sessions/{binding_id}",
+    response_model=schemas.BindingAnswer,
+    responses={**errors(403, 404), **GONE},
+    summary="Show a session",
+)
+async def show(binding_id: BindingId, request: Request, services: ServicesDep, caller: CallerDep) -> Response:
+    """A binding, without a token."""
+    async with audited(services, "shown", caller, session_id=binding_id) as call:
+        binding = await services.sandboxes.bindings.get(caller, binding_id)
+        call.about(binding)
+    return answer(shown(request, services, binding))
+
+
+@router.post(
+    "/sessions/{binding_id}/refresh",
+    response_model=schemas.TokenAnswer,
+    responses={**errors(403, 404), **GONE, **STARTING},
+    summary="Get a new token",
+)
+@router.post(
+    "/sessions/{binding_id}/refresh-token",
+    response_model=schemas.TokenAnswer,
+    responses={**errors(403, 404), **GONE, **STARTING},
+    summary="Get a new token",
+)
+async def refresh(binding_id: BindingId, services: ServicesDep, caller: CallerDep) -> Response:
+    """A new token that covers what the last one did; the last one stays good until it expires."""
+    async with audited(services, "refreshed", caller, session_id=binding_id) as call:
+        grant = await services.sandboxes.refresh(caller, binding_id)
+        call.about(grant.binding)
+    return answer(token_shown(grant))
+
+
+@router.post(
+    "/sessions/{binding_id}/heartbeat",
+    response_model=schemas.HeartbeatAnswer,
+    responses={**errors(403, 404), **GONE},
+    summary="Extend the lease",
+)
+async def heartbeat(binding_id: BindingId, services: ServicesDep, caller: CallerDep) -> Response:
+    """Say that the sandbox is still needed; tokens are not touched by it."""
+    async with audited(services, "heartbeat", caller, session_id=binding_id) as call:
+        binding = await services.sandboxes.heartbeat(caller, binding_id)
+        call.about(binding)
+    shown_now = binding_shown(binding)
+    return answer({"session_id": binding.id, "lease_expires_at": shown_now["lease_expires_at"], "binding": shown_now})
+
+
+@router.delete("/sessions/{binding_id}", status_code=204, responses=errors(403, 404), summary="Release a session")
+async def release(binding_id: BindingId, services: ServicesDep, caller: CallerDep) -> Response:
+    """End a sandbox with everything in it; every token for it is dead at once."""
+    async with audited(services, "released", caller, session_id=binding_id) as call:
+        call.about(await services.sandboxes.bindings.release(caller, binding_id))
+    return Response(status_code=204)
+
+
+@router.post(
+    "/sessions/{binding_id}/revoke", status_code=204, responses={**errors(403, 404), **GONE}, summary="Revoke tokens"
+)
+async def revoke(binding_id: BindingId, services: ServicesDep, caller: CallerDep) -> Response:
+    """Let every token of a sandbox be dead at once; the sandbox goes on, and new tokens can be asked for."""
+    async with audited(services, "revoked", caller, session_id=binding_id) as call:
+        call.about(await services.sandboxes.revoke(caller, binding_id))
+    return Response(status_code=204)
+
+
+@router.delete("/scopes/{type}/{id:path}", status_code=204, responses=errors(403, 404), summary="End a scope")
+async def end_scope(
+    type: ScopeType,
+    id: Annotated[str, Path(min_length=1, max_length=256)],
+    services: ServicesDep,
+    caller: CallerDep,
+) -> Response:
+    """Remove what belonged to a thread that ended, say; nothing happens where there was nothing."""
+    scope = Scope(type, id)
+    async with audited(services, "scope_ended", caller, scope_type=type.value, scope_id=id) as call:
+        ended = await services.sandboxes.end_scope(caller, scope)
+        if ended is not None:
+            call.about(ended)
+    return Response(status_code=204)

@@ -1,0 +1,63 @@
+"""The shape of ASGI, and what the server notes about each request in its scope."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tidebox.model.principal import Caller
+
+if TYPE_CHECKING:
+    from tidebox.api.problems import Problem
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_CONTEXT = "tidebox.context"
+
+
+@dataclass(slots=True)
+class Context:
+    """What is known of a request."""
+
+    request_id: str
+    address: str
+    surface: str = ""
+    caller: Caller | None = None
+    status: int = 0
+    """What it was answered with; 101 for a WebSocket that a surface took over."""
+    headers: Headers = field(default_factory=list)
+    """What its answer is to have beside its own headers."""
+    dialect: Callable[[Problem], Problem] | None = None
+    """How the surface's document spells errors, where it has its own way."""
+
+
+def attach(scope: Scope, context: Context) -> None:
+    """Note ``context`` in the scope of its request."""
+    scope[_CONTEXT] = context
+
+
+def context_of(scope: Scope) -> Context:
+    """What is known of the request."""
+    context: Context = scope[_CONTEXT]
+    return context
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Who sent the request; only for surfaces behind authentication."""
+    caller = context_of(scope).caller
+    assert caller is not None
+    return caller
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header called ``name``, which is lower-case."""
+    for key, value in scope["headers"]:
+        if key.lower() == name:
+            return bytes(value)
+    return None

@@ -1,0 +1,1 @@
+"""The normalized dataplane: programs, terminals and files of a live sandbox, for whoever holds a grant for it."""

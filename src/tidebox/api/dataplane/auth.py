@@ -1,0 +1,38 @@
+"""Who may use a sandbox: whoever shows a token for it, in a header or in the first frame of a socket."""
+
+from __future__ import annotations
+
+from tidebox.api.asgi import Context, Scope, context_of
+from tidebox.api.dataplane.paths import Target
+from tidebox.broker.sandboxes import Access, Gate
+from tidebox.errors import Unauthorized
+from tidebox.model.principal import Caller
+
+SURFACE = "dataplane"
+_MAX_TOKEN_BYTES = 8192
+
+
+def header_token(scope: Scope) -> str | None:
+    """The token in the Authorization header; None if there is no such header."""
+    found = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+    if not found:
+        return None
+    scheme, _, token = found[0].strip().partition(b" ")
+    if len(found) > 1 or scheme.lower() != b"bearer":
+        raise Unauthorized("the Authorization header must be: Bearer, a space, and a token for this sandbox")
+    return bytes(token).strip().decode("latin-1")
+
+
+async def enter(gate: Gate, scope: Scope, target: Target, token: str) -> Access:
+    """What the token gives access to; from now on it is known who asks."""
+    if len(token) > _MAX_TOKEN_BYTES or not token.isascii():
+        raise Unauthorized("the token is not valid")
+    context = context_of(scope)
+    access = await gate.authorize(token, address=context.address, sandbox_id=target.sandbox_id)
+    context.caller = caller(access, context)
+    return access
+
+
+def caller(access: Access, context: Context) -> Caller:
+    """The holder of a token as the audit log names it."""
+    return Caller(access.principal, context.address, context.request_id, SURFACE)

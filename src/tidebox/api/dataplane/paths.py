@@ -1,0 +1,32 @@
+"""Which paths are the dataplane's, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_SANDBOX_PATH = re.compile(r"/(?P<kind>api|ws)/(?P<id>sb-[a-z0-9]{1,40})(?:/(?P<rest>.*))?", re.DOTALL)
+_OWN_PATHS = ("exec", "exec/ws", "shell/ws")
+
+
+class Target(NamedTuple):
+    """What a path of the dataplane means."""
+
+    operation: str
+    """The path below ``/v1``; empty for the socket of a sandbox, where any program may be started."""
+    sandbox_id: str | None
+    """Given in the path; otherwise the token says which."""
+
+
+def target_of(path: str) -> Target | None:
+    """What is meant by a path; None if it belongs to another surface."""
+    if path.startswith("/v1/"):
+        rest = path[len("/v1/") :]
+        return Target(rest, None) if rest in _OWN_PATHS or rest.startswith("files/") else None
+    match = _SANDBOX_PATH.fullmatch(path)
+    if match is None:
+        return None
+    rest = match["rest"] or ""
+    if (match["kind"] == "ws") != (not rest):
+        return None
+    return Target(rest, match["id"])

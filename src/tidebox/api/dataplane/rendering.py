@@ -1,0 +1,52 @@
+"""From a program's bytes to frames that lose none of them."""
+
+from __future__ import annotations
+
+from tidebox.api.dataplane import frames
+from tidebox.model.events import StreamName
+
+# The longest character of UTF-8, but for its last byte.
+_MAX_TAIL = 3
+
+
+class Renderer:
+    """Turns output into frames: text where it is UTF-8, base64 where it is not.
+
+    The beginning of a character at the end of a piece is held back until the rest comes, unless the other stream is
+    written to first or ``flush`` is called, because nothing comes.
+    """
+
+    def __init__(self, *, with_offsets: bool) -> None:
+        self._with_offsets = with_offsets
+        self._tail = b""
+        self._stream: StreamName = "stdout"
+        self._offset = 0
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether part of a character waits for its rest."""
+        return bool(self._tail)
+
+    def feed(self, stream: StreamName, data: bytes, end: int) -> list[str]:
+        """Frames for ``data``, after which the program's output goes on at ``end``."""
+        made = self.flush() if self._tail and stream != self._stream else []
+        whole = self._tail + data
+        self._stream, self._tail, self._offset = stream, b"", end
+        try:
+            return [*made, self._frame(whole, whole.decode(), end)]
+        except UnicodeDecodeError as error:
+            cut = error.start
+            if error.reason != "unexpected end of data" or len(whole) - cut > _MAX_TAIL:
+                return [*made, self._frame(whole, None, end)]
+        self._tail = whole[cut:]
+        if cut:
+            made.append(self._frame(whole[:cut], whole[:cut].decode(), end - len(self._tail)))
+        return made
+
+    def flush(self) -> list[str]:
+        """What is held back, as it is."""
+        tail, self._tail = self._tail, b""
+        return [self._frame(tail, None, self._offset)] if tail else []
+
+    def _frame(self, data: bytes, text: str | None, end: int) -> str:
+        return frames.output(self._stream, data, text, end if self._with_offsets else None)

@@ -1,0 +1,82 @@
+"""From an execute message to what the broker runs: every limit in its range, every size within its bound."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tidebox.api.fathom.requests import MAX_CODE_BYTES, MAX_STDIN_BYTES, Execute, Refused, parse_env, shown
+from tidebox.model.launch import plan_code
+from tidebox.model.limits import MIB, RANGES, Limits
+from tidebox.runtime.base import BoxSpec, Order
+
+LANGUAGES = ("python", "javascript", "shell", "elixir")
+DEFAULT_CPU_SHARES = 512
+DEFAULT_OUTPUT_BYTES = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The whole numbers a limit may have, in the unit of its field."""
+
+    low: int
+    high: int
+
+
+def _bounds(name: str, unit: float) -> Bounds:
+    allowed = RANGES[name]
+    return Bounds(round(allowed.low / unit), round(allowed.high / unit))
+
+
+BOUNDS = {
+    "timeout_ms": _bounds("timeout", 0.001),
+    "memory_mb": _bounds("memory", MIB),
+    "cpu_shares": _bounds("cpu_shares", 1),
+    "max_output_bytes": _bounds("output", 1),
+}
+
+
+def make_order(request: Execute, languages: Collection[str]) -> Order:
+    """What to run; raises Refused. ``languages`` are those that this machine has an interpreter for."""
+    if request.language not in LANGUAGES or request.language not in languages:
+        known = ", ".join(name for name in LANGUAGES if name in languages)
+        message = f"Language {shown(request.language)} is not available in this sandbox; available: {known}"
+        raise Refused("LANGUAGE_NOT_SUPPORTED", message, request.id)
+    code = _bytes("code", request.code, MAX_CODE_BYTES, request.id)
+    stdin = None if request.stdin is None else _bytes("stdin", request.stdin, MAX_STDIN_BYTES, request.id)
+    spec = _box(request)
+    env = parse_env(request)
+    return Order(launch=plan_code(request.language, code, env=env), spec=spec, stdin=stdin)
+
+
+def _box(request: Execute) -> BoxSpec:
+    asked = request.limits
+    shares = DEFAULT_CPU_SHARES if asked.cpu_shares is None else asked.cpu_shares
+    output = DEFAULT_OUTPUT_BYTES if asked.max_output_bytes is None else asked.max_output_bytes
+    values = (
+        ("timeout_ms", asked.timeout_ms),
+        ("memory_mb", asked.memory_mb),
+        ("cpu_shares", shares),
+        ("max_output_bytes", output),
+    )
+    for name, value in values:
+        bounds = BOUNDS[name]
+        if not bounds.low <= value <= bounds.high:
+            message = f"limits.{name}: must be between {bounds.low} and {bounds.high}, not {shown(value)}"
+            raise Refused("INVALID_REQUEST", message, request.id)
+    return _box_with(asked.timeout_ms, asked.memory_mb, shares, output)
+
+
+# Most clients ask for the same limits again and again.
+@functools.lru_cache(maxsize=256)
+def _box_with(timeout_ms: int, memory_mb: int, cpu_shares: int, output: int) -> BoxSpec:
+    limits = Limits(timeout=timeout_ms / 1000, memory=memory_mb * MIB, cpu_shares=cpu_shares, output=output)
+    return BoxSpec(limits=limits)
+
+
+def _bytes(field: str, text: str, limit: int, id: str) -> bytes:
+    data = text.encode()
+    if len(data) > limit:
+        raise Refused("INVALID_REQUEST", f"{field}: longer than {limit} bytes", id)
+    return data

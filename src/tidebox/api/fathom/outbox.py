@@ -1,0 +1,136 @@
+"""Frames on their way to one client.
+
+Whoever has a frame puts it here and goes on; a task that lives only while there is something to send hands them to
+the transport, and waits with them while the client does not read. Output that is put faster than it leaves grows
+into longer frames instead of more. What is kept is bounded because those who produce look at ``full`` and wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from tidebox.api.asgi import Send
+from tidebox.api.fathom import frames
+from tidebox.model.events import StreamName
+
+# Of a program's bytes in one frame; as JSON they may be six times as long.
+MAX_DATA_BYTES = 65_536
+# A program that writes byte by byte must not cost a string for each of them.
+_MAX_PARTS = 256
+# Frames are handed over with leave to write them together with the next, until they are this long: a write costs more
+# than everything else that is done for a short frame.
+MORE = "more"
+WRITE_CHARACTERS = 65_536
+# Beside the bound on the number of frames, which may be long ones.
+_MAX_BYTES = 1 << 20
+
+
+class _Chunk:
+    """Output of one stream that has not left yet."""
+
+    __slots__ = ("id", "stream", "parts", "size")
+
+    def __init__(self, id: str, stream: StreamName, text: str, size: int) -> None:
+        self.id = id
+        self.stream = stream
+        self.parts = [text]
+        self.size = size
+
+    def add(self, text: str, size: int) -> None:
+        self.parts.append(text)
+        self.size += size
+        if len(self.parts) >= _MAX_PARTS:
+            self.parts = ["".join(self.parts)]
+
+    def frame(self) -> str:
+        return frames.output(self.id, self.stream, self.parts[0] if len(self.parts) == 1 else "".join(self.parts))
+
+
+class Outbox:
+    """The outgoing side of one connection."""
+
+    __slots__ = ("closed", "_send", "_max_frames", "_queue", "_size", "_writer", "_waiting")
+
+    def __init__(self, send: Send, max_frames: int) -> None:
+        self.closed = False
+        self._send = send
+        self._max_frames = max_frames
+        self._queue: deque[str | _Chunk] = deque()
+        self._size = 0
+        self._writer: asyncio.Task[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether producers should wait."""
+        return self._size >= _MAX_BYTES or len(self._queue) >= self._max_frames
+
+    @property
+    def flooded(self) -> bool:
+        """Whether even answers should wait."""
+        return len(self._queue) >= 2 * self._max_frames
+
+    def put(self, frame: str) -> None:
+        """Send a frame after those before it; dropped when nobody is there any more."""
+        if self.closed:
+            return
+        self._queue.append(frame)
+        self._size += len(frame)
+        self._wake_writer()
+
+    def put_output(self, id: str, stream: StreamName, text: str, size: int) -> None:
+        """Send ``size`` bytes of output, together with what still waits of the same stream if nothing came between."""
+        if self.closed:
+            return
+        self._size += size
+        last = self._queue[-1] if self._queue else None
+        if isinstance(last, _Chunk) and last.id == id and last.stream == stream and last.size + size <= MAX_DATA_BYTES:
+            last.add(text, size)
+            return
+        self._queue.append(_Chunk(id, stream, text, size))
+        self._wake_writer()
+
+    def close(self) -> None:
+        """The client is gone: drop everything and let everybody go on."""
+        self.closed = True
+        self._queue.clear()
+        self._size = 0
+        self.wake()
+
+    async def changed(self, seconds: float | None = None) -> None:
+        """Wait until something left, the client is gone, ``wake`` is called or the time is over."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await asyncio.wait((waiter,), timeout=seconds)
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _wake_writer(self) -> None:
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write(), name="fathom-writer")
+
+    async def _write(self) -> None:
+        held_back = 0
+        try:
+            while self._queue:
+                entry = self._queue.popleft()
+                frame = entry if isinstance(entry, str) else entry.frame()
+                self._size -= len(entry) if isinstance(entry, str) else entry.size
+                held_back += len(frame)
+                more = bool(self._queue) and held_back < WRITE_CHARACTERS
+                await self._send({"type": "websocket.send", "text": frame, MORE: more})
+                if not more:
+                    held_back = 0
+                if self._waiting and not self.full:
+                    self.wake()
+        except (OSError, RuntimeError):
+            # As a server says that the connection is gone, or is being closed; the reader is told so as well.
+            self.close()
+        finally:
+            self._writer = None

@@ -1,0 +1,240 @@
+"""Artifacts of runs: list, download one, download all, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import os
+import time
+import zipfile
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel
+from starlette.responses import Response, StreamingResponse
+
+from tidebox.api.interpreter.common import CallerDep, ServicesDep, answer, errors, moment
+from tidebox.api.interpreter.downloads import (
+    CHUNK_BYTES,
+    DOWNLOADED,
+    Download,
+    RangeHeader,
+    answer_with,
+    attachment,
+)
+from tidebox.api.interpreter.runs import RunId
+from tidebox.broker.artifacts import Artifacts
+from tidebox.errors import InvalidRequest, NotFound
+from tidebox.model.artifact import Artifact
+
+router = APIRouter(tags=["artifacts"])
+
+ArtifactPath = Annotated[str, Path(max_length=8192, description="As the list has it.")]
+
+
+class ArtifactAnswer(BaseModel):
+    """A file that a run left."""
+
+    path: str
+    size: int
+    content_type: str
+    created_at: str
+    expires_at: str
+    is_link: bool
+    link_target: str | None
+    download_url: str | None
+
+
+class ArtifactList(BaseModel):
+    """The artifacts of a run, by path."""
+
+    run_id: str
+    items: list[ArtifactAnswer]
+    total: int
+    total_bytes: int
+
+
+class ArtifactsDeleted(BaseModel):
+    """What became of the artifacts of a run."""
+
+    run_id: str
+    deleted: bool
+    freed_bytes: int
+
+
+_EXAMPLE = {
+    "run_id": "run-4k2m8x0q7c1v9b3n5z6a",
+    "items": [
+        {
+            "path": "results.json",
+            "size": 42,
+            "content_type": "application/json; charset=utf-8",
+            "created_at": "2026-01-05T12:00:01.000Z",
+            "expires_at": "2026-01-06T12:00:01.000Z",
+            "is_link": False,
+            "link_target": None,
+            "download_url": "/api/v1/sandbox/runs/run-4k2m8x0q7c1v9b3n5z6a/artifacts/results.json",
+        }
+    ],
+    "total": 1,
+    "total_bytes": 42,
+}
+
+
+@router.get(
+    "/runs/{run_id}/artifacts",
+    response_model=ArtifactList,
+    responses={200: {"content": {"application/json": {"example": _EXAMPLE}}}, **errors(404)},
+    summary="List the artifacts of a run",
+)
+async def list_artifacts(request: Request, run_id: RunId, services: ServicesDep, caller: CallerDep) -> Response:
+    """What the run left that its `capture_patterns` name. Symbolic links are listed and have no content."""
+    await services.broker.runs.get(caller, run_id)
+    found = await services.files.artifacts.of_run(run_id)
+    base = f"{request.url.path}/"
+    return answer(
+        {
+            "run_id": run_id,
+            "items": [_shown(base, artifact) for artifact in found],
+            "total": len(found),
+            "total_bytes": sum(artifact.size for artifact in found),
+        }
+    )
+
+
+# All artifacts of a run are of one moment.
+_moment = functools.lru_cache(maxsize=16)(moment)
+
+
+def _shown(base: str, artifact: Artifact) -> dict[str, Any]:
+    return {
+        "path": artifact.path,
+        "size": artifact.size,
+        "content_type": artifact.content_type,
+        "created_at": _moment(artifact.created_at),
+        "expires_at": _moment(artifact.expires_at),
+        "is_link": artifact.is_link,
+        "link_target": artifact.link_target,
+        "download_url": None if artifact.is_link else base + quote(artifact.path),
+    }
+
+
+@router.delete(
+    "/runs/{run_id}/artifacts",
+    response_model=ArtifactsDeleted,
+    responses=errors(404),
+    summary="Delete the artifacts of a run",
+)
+async def delete_artifacts(run_id: RunId, services: ServicesDep, caller: CallerDep) -> Response:
+    """Remove them before their time is over, which makes room for others of the same user."""
+    await services.broker.runs.get(caller, run_id)
+    freed = await services.files.artifacts.delete(run_id)
+    return answer({"run_id": run_id, "deleted": True, "freed_bytes": freed})
+
+
+@router.get(
+    "/runs/{run_id}/artifacts.zip",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "A zip archive.",
+            "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **errors(404),
+    },
+    summary="Download all artifacts of a run",
+)
+async def download_all(run_id: RunId, services: ServicesDep, caller: CallerDep) -> Response:
+    """All of them in one zip archive, made while it is sent."""
+    await services.broker.runs.get(caller, run_id)
+    found = await services.files.artifacts.of_run(run_id)
+    services.files.read(caller, run_id=run_id)
+    headers = {**attachment(f"{run_id}.zip"), "cache-control": "no-store"}
+    return StreamingResponse(_zipped(services.files.artifacts, found), 200, headers, "application/zip")
+
+
+@router.head("/runs/{run_id}/artifacts/{path:path}", include_in_schema=False)
+@router.get(
+    "/runs/{run_id}/artifacts/{path:path}",
+    response_class=Response,
+    responses={**DOWNLOADED, **errors(404, 416)},
+    summary="Download an artifact",
+)
+async def download_artifact(
+    request: Request,
+    run_id: RunId,
+    path: ArtifactPath,
+    services: ServicesDep,
+    caller: CallerDep,
+    range: RangeHeader = None,
+) -> Response:
+    """The file, or one range of its bytes; text is compressed for clients that accept it."""
+    parts = path.split("/")
+    if path.startswith("/") or ".." in parts or "\0" in path:
+        raise InvalidRequest("not the path of an artifact", field="path")
+    await services.broker.runs.get(caller, run_id)
+    services.files.read(caller, run_id=run_id)
+    artifact, descriptor = await services.files.artifacts.open(
+        run_id, "/".join(part for part in parts if part not in ("", "."))
+    )
+    download = Download(
+        descriptor=descriptor,
+        path=artifact.path,
+        size=artifact.size,
+        content_type=artifact.content_type,
+        modified=artifact.created_at,
+        identity=f"{run_id}\0{artifact.path}\0{artifact.size}\0{artifact.created_at}",
+    )
+    return answer_with(request, download)
+
+
+class _Sink(io.RawIOBase):
+    """What ``zipfile`` writes to: a stream, in which it cannot go back."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._pieces.append(bytes(data))
+        return len(data)
+
+    def take(self) -> bytes:
+        """What was written since the last time."""
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)
+
+
+async def _zipped(artifacts: Artifacts, found: list[Artifact]) -> AsyncIterator[bytes]:
+    sink = _Sink()
+    archive = zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED)
+    for artifact in found:
+        if artifact.is_link:
+            continue
+        try:
+            _, descriptor = await artifacts.open(artifact.run_id, artifact.path)
+        except NotFound:
+            continue  # its time was over while the others were sent
+        info = zipfile.ZipInfo(_entry_name(artifact.path), time.gmtime(artifact.created_at)[:6])
+        info.compress_type = zipfile.ZIP_DEFLATED
+        info.external_attr = 0o644 << 16
+        try:
+            with archive.open(info, "w") as entry:
+                while piece := await asyncio.to_thread(os.read, descriptor, CHUNK_BYTES):
+                    await asyncio.to_thread(entry.write, piece)
+                    if packed := sink.take():
+                        yield packed
+        finally:
+            os.close(descriptor)
+    archive.close()
+    yield sink.take()
+
+
+def _entry_name(path: str) -> str:
+    # Where a backslash separates directories, a name with one could lead out of the place it is unpacked in.
+    return "".join("_" if character == "\\" or ord(character) < 0x20 else character for character in path)

@@ -1,0 +1,125 @@
+"""What a log stream says: every frame of a run's log as the text that goes on the wire."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tidebox.api.interpreter.common import moment
+from tidebox.broker.frame import Frame, Gap
+from tidebox.errors import TideboxError
+from tidebox.model.events import Output
+from tidebox.model.limits import MIB
+from tidebox.model.log import Began, Ended, Heartbeat, InputClosed, PhaseChanged, Truncated
+from tidebox.model.run import Run
+
+MAX_MESSAGE_BYTES = 64 * 1024
+"""The longest frame."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Data(msgspec.Struct):
+    type: str
+    encoding: str
+    data: str
+    seq: int
+
+
+class _Event(msgspec.Struct):
+    type: str
+    event: str
+    data: Mapping[str, Any]
+    seq: int
+
+
+class _Heartbeat(msgspec.Struct):
+    type: str
+    ts: str | None
+    seq: int
+
+
+class _Truncated(msgspec.Struct):
+    type: str
+    reason: str
+    seq: int
+
+
+def render(item: Frame | Gap) -> bytes:
+    """The frame of an entry, or the note that entries are missing."""
+    if isinstance(item, Gap):
+        data = {
+            "requested_from_seq": item.requested,
+            "delivered_from_seq": item.delivered,
+            "lost_count": item.lost,
+        }
+        return _event("resume", data, item.delivered)
+    entry, seq = item.entry, item.seq
+    if isinstance(entry, Output):
+        return _output(entry, seq)
+    if isinstance(entry, Heartbeat):
+        return _encode(_Heartbeat("heartbeat", moment(entry.at), seq))
+    if isinstance(entry, Truncated):
+        return _encode(_Truncated("truncated", entry.reason, seq))
+    if isinstance(entry, PhaseChanged):
+        return _event("phase", {"phase": entry.phase.value}, seq)
+    if isinstance(entry, Began):
+        return _event("start", {"ts": moment(entry.at)}, seq)
+    if isinstance(entry, InputClosed):
+        return _event("stdin_closed", {"reason": entry.reason}, seq)
+    assert isinstance(entry, Ended)
+    return _event("end", outcome(entry.run), seq)
+
+
+def error(failure: TideboxError, seq: int) -> bytes:
+    """What one client did wrong; for that client alone, so it has the number of what it was last sent."""
+    data = {"code": failure.code, "message": failure.message, "details": failure.details}
+    return _event("error", data, seq)
+
+
+def outcome(run: Run) -> dict[str, Any]:
+    """How a run ended."""
+    usage = run.usage
+    found: dict[str, Any] = {
+        "run_id": run.id,
+        "phase": run.phase.value,
+        "exit_code": run.exit_code,
+        "signal": run.signal,
+        "reason_code": run.reason.value if run.reason is not None else None,
+        "message": run.message,
+        "started_at": moment(run.started_at),
+        "finished_at": moment(run.finished_at),
+        "log_bytes": run.log_bytes,
+        "log_truncated": run.log_truncated,
+    }
+    if usage is not None:
+        found["wall_time_sec"] = usage.wall_seconds
+        found["cpu_time_sec"] = usage.cpu_seconds
+        found["peak_rss_mb"] = round(usage.memory_peak / MIB, 2) if usage.memory_peak is not None else None
+    return found
+
+
+def _event(name: str, data: Mapping[str, Any], seq: int) -> bytes:
+    try:
+        return _encode(_Event("event", name, data, seq))
+    except UnicodeEncodeError:
+        # A message may quote half a surrogate pair of a request.
+        clean = {
+            key: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+            for key, value in data.items()
+        }
+        return _encode(_Event("event", name, clean, seq))
+
+
+def _output(entry: Output, seq: int) -> bytes:
+    try:
+        text = _encode(_Data(entry.stream, "utf8", entry.data.decode(), seq))
+        if len(text) <= MAX_MESSAGE_BYTES:
+            return text
+    except UnicodeDecodeError:
+        pass
+    # Also text that JSON would make too long: control characters are six times as long there.
+    return _encode(_Data(entry.stream, "base64", base64.b64encode(entry.data).decode("ascii"), seq))

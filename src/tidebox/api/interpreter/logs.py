@@ -1,0 +1,210 @@
+"""``GET /runs/{run_id}/logs``: the log of a run for programs that speak no WebSocket, ``curl`` for one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from tidebox.api.interpreter import envelope
+from tidebox.api.interpreter.common import CallerDep, ServicesDep, errors
+from tidebox.api.interpreter.runs import RunId
+from tidebox.api.ranges import ByteRange, parse_range
+from tidebox.broker.frame import Frame, Gap
+from tidebox.broker.hub import Reader
+from tidebox.broker.logfile import Extent, StoredLog
+from tidebox.errors import InvalidRequest
+from tidebox.model.events import Output
+
+router = APIRouter(tags=["runs"])
+
+TEXT = "text/plain; charset=utf-8"
+LINES = "application/x-ndjson"
+_LINES_NAMES = (LINES, "application/jsonl", "application/json-lines", "application/json")
+_CHUNK_BYTES = 256 * 1024
+
+StreamChoice = Literal["stdout", "stderr"]
+_EXAMPLE_LINES = (
+    '{"type":"event","event":"start","data":{"ts":"2026-01-02T03:04:05.678Z"},"seq":3}\n'
+    '{"type":"stdout","encoding":"utf8","data":"hello\\n","seq":4}\n'
+)
+_BODY = {
+    "text/plain": {"schema": {"type": "string"}, "example": "hello\n"},
+    LINES: {"schema": {"type": "string"}, "example": _EXAMPLE_LINES},
+}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The log.", "content": _BODY},
+    206: {"description": "The part of the log that was asked for.", "content": _BODY},
+    **errors(404, 416),
+}
+
+
+@router.get("/runs/{run_id}/logs", summary="Read the log of a run", responses=_RESPONSES, response_class=Response)
+async def read_logs(
+    caller: CallerDep,
+    services: ServicesDep,
+    run_id: RunId,
+    stream: Annotated[StreamChoice | None, Query(description="Only what was written there.")] = None,
+    format: Annotated[
+        Literal["text", "jsonl"] | None, Query(description="Like `Accept`, for those who cannot set it.")
+    ] = None,
+    from_seq: Annotated[int | None, Query(description="Where to begin; for JSON lines.", ge=0, le=2**53)] = None,
+    follow: Annotated[bool, Query(description="Whether to go on until the run is over.")] = False,
+    accept: Annotated[str | None, Header(description="`text/plain` or `application/x-ndjson`.")] = None,
+    range: Annotated[str | None, Header(description="One range of bytes.")] = None,
+) -> Response:
+    """The output as the program wrote it, both streams in the order of their arrival; or every frame of the log stream
+    as a line of JSON.
+
+    Without `follow` the answer is what there is now. With it, ranges are not.
+    """
+    lines = _wants_lines(format, accept)
+    if from_seq is not None and not lines:
+        raise InvalidRequest("only JSON lines are numbered", field="from_seq")
+    runs = services.broker.runs
+    if follow:
+        if range is not None:
+            raise InvalidRequest("a log that is followed has no ranges", field="follow")
+        reader = await runs.read_log(caller, run_id, from_seq)
+        return _Answer(_rendered(reader, stream, lines), reader.close, LINES if lines else TEXT)
+    if lines:
+        part = None
+        if range is not None:
+            part = await _measured(await runs.read_log_so_far(caller, run_id, from_seq), stream, range)
+        return _lines(await runs.read_log_so_far(caller, run_id, from_seq), stream, part)
+    _, log = await runs.stored_log(caller, run_id)
+    return await _text(log, stream, range)
+
+
+class _Answer(StreamingResponse):
+    """A body that is made while it is sent, and whose source is let go of however that ends."""
+
+    def __init__(
+        self,
+        body: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None]],
+        media_type: str,
+        *,
+        length: int | None = None,
+        part: tuple[ByteRange, int] | None = None,
+    ) -> None:
+        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "accept-ranges": "bytes"}
+        if length is not None:
+            headers["content-length"] = str(length)
+        if part is not None:
+            headers["content-range"] = part[0].content_range(part[1])
+        status = HTTPStatus.OK if part is None else HTTPStatus.PARTIAL_CONTENT
+        super().__init__(body, status, headers, media_type)
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._close()
+
+
+def _wants_lines(format: str | None, accept: str | None) -> bool:
+    if format is not None:
+        return format == "jsonl"
+    names = [name.partition(";")[0].strip().lower() for name in (accept or "").split(",")]
+    return next((name in _LINES_NAMES for name in names if name in (*_LINES_NAMES, "text/plain")), False)
+
+
+# Text: slices of the file.
+
+
+async def _text(log: StoredLog | None, stream: StreamChoice | None, asked: str | None) -> Response:
+    if log is None:
+        parse_range(asked, 0)
+        return Response(b"", media_type=TEXT)
+
+    async def close() -> None:
+        await asyncio.to_thread(log.close)
+
+    try:
+        extents = await asyncio.to_thread(log.extents, stream)
+        size = sum(extent.length for extent in extents)
+        part = parse_range(asked, size)
+    except BaseException:
+        log.close()
+        raise
+    wanted = part or ByteRange(0, size)
+    shown = (part, size) if part is not None else None
+    return _Answer(_slices(log, extents, wanted), close, TEXT, length=wanted.length, part=shown)
+
+
+async def _slices(log: StoredLog, extents: list[Extent], wanted: ByteRange) -> AsyncIterator[bytes]:
+    """The bytes of a range of all output, gathered into pieces that are worth being sent."""
+    position = 0
+    pending: list[tuple[int, int]] = []
+    gathered = 0
+    for extent in extents:
+        start, end = max(wanted.start - position, 0), min(wanted.end - position, extent.length)
+        position += extent.length
+        if start < end:
+            pending.append((end - start, extent.offset + start))
+            gathered += end - start
+        if gathered >= _CHUNK_BYTES:
+            yield await asyncio.to_thread(_read, log, pending)
+            pending, gathered = [], 0
+        if position >= wanted.end:
+            break
+    if pending:
+        yield await asyncio.to_thread(_read, log, pending)
+
+
+def _read(log: StoredLog, pieces: list[tuple[int, int]]) -> bytes:
+    return b"".join(log.pread(length, offset) for length, offset in pieces)
+
+
+# JSON lines: frames as the stream has them.
+
+
+def _lines(reader: Reader, stream: StreamChoice | None, part: tuple[ByteRange, int] | None) -> Response:
+    body = _rendered(reader, stream, lines=True)
+    if part is None:
+        return _Answer(body, reader.close, LINES)
+    return _Answer(_cut(body, part[0]), reader.close, LINES, length=part[0].length, part=part)
+
+
+async def _measured(reader: Reader, stream: StreamChoice | None, asked: str) -> tuple[ByteRange, int] | None:
+    """Which part of the lines is asked for, of how much."""
+    try:
+        size = sum([len(piece) async for piece in _rendered(reader, stream, lines=True)])
+    finally:
+        await reader.close()
+    part = parse_range(asked, size)
+    return (part, size) if part is not None else None
+
+
+async def _cut(body: AsyncIterator[bytes], wanted: ByteRange) -> AsyncIterator[bytes]:
+    position = 0
+    async for piece in body:
+        found = piece[max(wanted.start - position, 0) : max(wanted.end - position, 0)]
+        position += len(piece)
+        if found:
+            yield found
+        if position >= wanted.end:
+            return
+
+
+async def _rendered(reader: Reader, stream: StreamChoice | None, lines: bool) -> AsyncIterator[bytes]:
+    while batch := await reader.read():
+        piece = b"".join([_render(item, stream, lines) for item in batch])
+        if piece:
+            yield piece
+
+
+def _render(item: Frame | Gap, stream: StreamChoice | None, lines: bool) -> bytes:
+    output = item.entry if isinstance(item, Frame) and isinstance(item.entry, Output) else None
+    if output is not None and stream not in (None, output.stream):
+        return b""
+    if lines:
+        return envelope.render(item) + b"\n"
+    return output.data if output is not None else b""

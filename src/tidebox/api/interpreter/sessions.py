@@ -1,0 +1,179 @@
+"""Sessions: make, show, list, delete."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from starlette.responses import Response
+
+from tidebox.api.interpreter.common import (
+    CallerDep,
+    IdempotencyKey,
+    ServicesDep,
+    answer,
+    claim_of,
+    errors,
+    idempotency,
+    moment,
+    whole,
+)
+from tidebox.api.interpreter.schemas import SessionAnswer, SessionDeleted, SessionList, SessionRequest
+from tidebox.api.services import Services
+from tidebox.model.idempotency import Answered
+from tidebox.model.ids import new_id
+from tidebox.model.policy import Request, check_spec_version, terms_of
+from tidebox.model.principal import Caller
+from tidebox.model.session import Session
+
+router = APIRouter(tags=["sessions"])
+
+SessionId = Annotated[str, Path(min_length=1, max_length=128, description="The session.")]
+DEFAULT_IMAGE = "host"
+
+_EXAMPLE = {
+    "session_id": "ses-4k2m8x0q7c1v9b3n5z6a",
+    "id": "ses-4k2m8x0q7c1v9b3n5z6a",
+    "user_id": "local",
+    "state": "active",
+    "created_at": "2026-01-05T12:00:00.000Z",
+    "expires_at": "2026-01-05T13:00:00.000Z",
+    "runtime": "native",
+    "runtime_version": "0.1.0",
+    "base_image": "python:3.11-slim",
+    "image_digest": "sha256:2f1c...",
+    "spec_version": "1.0",
+    "policy_hash": "e1ca8ed3c75e76cbbd0a78e3b1a1e2f1c7c8b6d1b0cf9d55cdd47f2f3c3d1a7e",
+    "trust_level": "standard",
+    "network_policy": "deny_all",
+    "timeout_sec": 60,
+    "resources": {"cpu": 1, "memory_mb": 512, "pids": 256},
+    "labels": {"project": "demo"},
+    "details": {},
+}
+_SHOWN: dict[str, Any] = {"content": {"application/json": {"example": _EXAMPLE}}}
+
+
+@router.post(
+    "/sessions",
+    response_model=SessionAnswer,
+    responses={200: _SHOWN, **errors(404, 409, 422)},
+    summary="Make a session",
+)
+async def create_session(
+    body: SessionRequest, services: ServicesDep, caller: CallerDep, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Make a workspace that several runs share until its time is over."""
+    check_spec_version(services.policy, body.spec_version)
+    claim = claim_of("sessions", caller, idempotency_key, body.model_dump(mode="json", exclude_unset=True))
+    receipt = await services.broker.sessions.create(caller, _new_session(services, caller, body), claim)
+    return answer(_shown(receipt.session, idempotency_key, receipt.answered))
+
+
+def _new_session(services: Services, caller: Caller, body: SessionRequest) -> Session:
+    policy = services.policy
+    runtime = services.runtimes.named(body.runtime or policy.default_runtime)
+    base_image = body.base_image or DEFAULT_IMAGE
+    image = services.runtimes.resolve(base_image)
+    asked = Request(
+        cpu=body.cpu,
+        memory_mb=body.memory,
+        pids=body.pids,
+        timeout_sec=body.timeout_sec,
+        startup_timeout_sec=body.startup_timeout_sec,
+        network_policy=body.network_policy,
+        trust_level=body.trust_level,
+    )
+    terms = terms_of(policy, asked)
+    now = time.time()
+    shown = terms.shown()
+    return Session(
+        id=new_id("ses"),
+        caller=caller,
+        runtime=runtime.name,
+        runtime_version=runtime.version,
+        base_image=base_image,
+        image_digest=image.digest,
+        spec_version=body.spec_version,
+        policy={**shown, "network_policy": terms.network_policy, "trust_level": terms.trust_level},
+        policy_hash=services.planner.hash,
+        created_at=now,
+        expires_at=now + min(body.ttl_sec or policy.session_ttl_sec, policy.session_ttl_sec),
+        trust_level=terms.trust_level,
+        timeout_sec=terms.timeout_sec,
+        resources={name: shown[name] for name in ("cpu", "memory_mb", "pids")},
+        env=body.env,
+        labels=body.labels,
+    )
+
+
+def _shown(session: Session, key: str | None = None, answered: Answered | None = None) -> dict[str, Any]:
+    return {
+        "session_id": session.id,
+        "id": session.id,
+        "user_id": session.user,
+        "state": session.state.value,
+        "created_at": moment(session.created_at),
+        "expires_at": moment(session.expires_at),
+        "runtime": session.runtime,
+        "runtime_version": session.runtime_version,
+        "base_image": session.base_image,
+        "image_digest": session.image_digest,
+        "spec_version": session.spec_version,
+        "policy_hash": session.policy_hash,
+        "trust_level": session.trust_level,
+        "network_policy": session.policy["network_policy"],
+        "timeout_sec": whole(session.timeout_sec) if session.timeout_sec is not None else None,
+        "resources": {name: whole(value) for name, value in session.resources.items()},
+        "labels": dict(session.labels),
+        "details": idempotency(key, answered),
+    }
+
+
+@router.get(
+    "/sessions",
+    response_model=SessionList,
+    responses=errors(),
+    summary="List sessions",
+)
+async def list_sessions(
+    services: ServicesDep,
+    caller: CallerDep,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+) -> Response:
+    """The caller's sessions, newest first."""
+    page = await services.broker.sessions.list(caller, limit=limit, offset=offset)
+    return answer(
+        {
+            "items": [_shown(session) for session in page.sessions],
+            "total": page.total,
+            "limit": limit,
+            "offset": offset,
+            "has_more": offset + len(page.sessions) < page.total,
+        }
+    )
+
+
+@router.get(
+    "/sessions/{session_id}",
+    response_model=SessionAnswer,
+    responses={200: _SHOWN, **errors(404)},
+    summary="Show a session",
+)
+async def show_session(session_id: SessionId, services: ServicesDep, caller: CallerDep) -> Response:
+    """A session that can be used."""
+    return answer(_shown(await services.broker.sessions.get(caller, session_id)))
+
+
+@router.delete(
+    "/sessions/{session_id}",
+    response_model=SessionDeleted,
+    responses=errors(404),
+    summary="Delete a session",
+)
+async def delete_session(session_id: SessionId, services: ServicesDep, caller: CallerDep) -> Response:
+    """Kill what runs in a session, and remove it with its files. Its runs can still be asked for."""
+    await services.broker.sessions.delete(caller, session_id)
+    return answer({"session_id": session_id, "id": session_id, "deleted": True, "ok": True})

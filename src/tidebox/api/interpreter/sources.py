@@ -1,0 +1,33 @@
+"""How requests name where files come from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidebox.broker.git import MAX_DEPTH, MAX_PATCH_BYTES
+from tidebox.model.source import GitSource
+
+
+class GitRequest(BaseModel):
+    """A repository that the server fetches, outside the box, from one of the hosts that it allows."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"example": {"url": "https://github.com/pallets/flask.git", "ref": "3.1.0"}},
+    )
+
+    url: Annotated[str, Field(min_length=1, max_length=2048, description="Without user name and password.")]
+    ref: Annotated[
+        str | None,
+        Field(max_length=255, description="A branch, a tag or a whole commit id; by default the repository's HEAD."),
+    ] = None
+    depth: Annotated[int, Field(ge=1, le=MAX_DEPTH, description="How many commits are fetched.")] = 1
+    patch: Annotated[
+        str | None, Field(max_length=MAX_PATCH_BYTES, description="A unified diff, applied to what was fetched.")
+    ] = None
+
+    def source(self) -> GitSource:
+        """The same for the broker."""
+        return GitSource(url=self.url, ref=self.ref, depth=self.depth, patch=self.patch)

@@ -1,0 +1,214 @@
+"""``GET /metrics``: what happens in the server, in the format of Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+
+from tidebox.api.asgi import Receive, Scope, Send
+from tidebox.broker.meter import Meter
+from tidebox.errors import Overloaded, TideboxError
+from tidebox.model.run import Conclusion, Reason
+
+_COMPONENT = "orchestrator"
+_STREAMS = "ws"
+_DROP_OLDEST = "drop_oldest"
+_DURATIONS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_WAITS = (0.001, 0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 120)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What can be read off at any moment."""
+
+    active: int
+    queued: int
+    cells: int
+    boxes: int
+    spawner_up: bool
+    phases: Mapping[str, int] = field(default_factory=dict)
+
+
+class Metrics(Meter):
+    """Counts, and shows what was counted."""
+
+    def __init__(self, runtime: str, read_levels: Callable[[], Levels]) -> None:
+        self._runtime = runtime
+        self._read_levels = read_levels
+        self._registry = registry = CollectorRegistry()
+        registry.register(self)
+        ProcessCollector(registry=registry)
+        self._sessions = Counter("sandbox_sessions_created", "Sessions made.", ["runtime"], registry=registry)
+        self._started = Counter("sandbox_runs_started", "Programs accepted.", ["runtime"], registry=registry)
+        self._completed = Counter(
+            "sandbox_runs_completed", "Programs that are over.", ["runtime", "outcome", "reason"], registry=registry
+        )
+        self._duration = Histogram(
+            "sandbox_run_duration_seconds",
+            "From the slot to the end.",
+            ["runtime", "outcome", "reason"],
+            buckets=_DURATIONS,
+            registry=registry,
+        )
+        self._waited = Histogram(
+            "sandbox_queue_wait_seconds", "From the order to the slot.", ["runtime"], buckets=_WAITS, registry=registry
+        )
+        self._latency = Histogram(
+            "sandbox_run_start_latency_seconds",
+            "From the order to the program's start.",
+            ["runtime"],
+            buckets=_DURATIONS,
+            registry=registry,
+        )
+        self._exit_codes = Counter(
+            "sandbox_run_exit_codes", "Exit codes of programs.", ["runtime", "exit_code"], registry=registry
+        )
+        self._refused = Counter("sandbox_runs_refused", "Orders that were not accepted.", ["reason"], registry=registry)
+        self._full = Counter(
+            "sandbox_queue_full",
+            "Orders refused because the queue was full.",
+            ["component", "runtime", "reason"],
+            registry=registry,
+        )
+        self._expired = Counter(
+            "sandbox_queue_ttl_expired",
+            "Orders that waited too long.",
+            ["component", "runtime", "reason"],
+            registry=registry,
+        )
+        self._requests = Counter(
+            "sandbox_http_requests", "Requests answered.", ["component", "status"], registry=registry
+        )
+        self._opened = Counter(
+            "sandbox_ws_connections_opened", "WebSocket connections opened.", ["component"], registry=registry
+        )
+        self._closed = Counter(
+            "sandbox_ws_disconnects", "WebSocket connections ended.", ["component"], registry=registry
+        )
+        self._open = Gauge("sandbox_ws_connections", "WebSocket connections now.", ["component"], registry=registry)
+        self._heartbeats = Counter(
+            "sandbox_ws_heartbeats_sent", "Heartbeats sent to log streams.", ["component"], registry=registry
+        )
+        self._drops = Counter(
+            "sandbox_ws_queue_drops",
+            "Frames that clients were too slow for.",
+            ["component", "reason"],
+            registry=registry,
+        )
+        self._log_bytes = Counter("sandbox_log_bytes", "Output put into logs.", ["runtime"], registry=registry)
+        self._truncations = Counter(
+            "sandbox_log_truncations", "Logs and inputs that were cut.", ["component", "reason"], registry=registry
+        )
+        self._upload_bytes = Counter("sandbox_upload_bytes", "Bytes uploaded.", ["kind"], registry=registry)
+        self._upload_files = Counter("sandbox_upload_files", "Files uploaded.", ["kind"], registry=registry)
+        self._artifact_bytes = Counter("sandbox_artifact_bytes", "Artifacts kept.", ["runtime"], registry=registry)
+
+    def refused(self, error: TideboxError) -> None:
+        """An order was not accepted."""
+        self._refused.labels(error.code).inc()
+        if isinstance(error, Overloaded):
+            self._full.labels(_COMPONENT, self._runtime, error.code).inc()
+
+    def accepted(self) -> None:
+        """An order was accepted."""
+        self._started.labels(self._runtime).inc()
+
+    def started(self, waited: float) -> None:
+        """A program was given a slot after so many seconds."""
+        self._waited.labels(self._runtime).observe(waited)
+
+    def running(self, seconds: float) -> None:
+        """A program runs, so many seconds after its order was accepted."""
+        self._latency.labels(self._runtime).observe(seconds)
+
+    def ended(self, conclusion: Conclusion, seconds: float) -> None:
+        """A program is over, so many seconds after it was given its slot."""
+        labels = (self._runtime, conclusion.phase.value, conclusion.reason.value)
+        self._completed.labels(*labels).inc()
+        if seconds:
+            self._duration.labels(*labels).observe(seconds)
+        if conclusion.exit_code is not None:
+            self._exit_codes.labels(self._runtime, str(conclusion.exit_code)).inc()
+        if conclusion.reason is Reason.QUEUE_TTL_EXPIRED:
+            self._expired.labels(_COMPONENT, self._runtime, conclusion.reason.value).inc()
+
+    def session_created(self) -> None:
+        """A session was made."""
+        self._sessions.labels(self._runtime).inc()
+
+    def logged(self, size: int) -> None:
+        """So many bytes of output were put into a log."""
+        self._log_bytes.labels(self._runtime).inc(size)
+
+    def truncated(self, reason: str) -> None:
+        """A log is not continued, or an input was closed."""
+        self._truncations.labels(_STREAMS, reason).inc()
+
+    def dropped(self, frames: int) -> None:
+        """A client of a log was too slow for so many frames."""
+        self._drops.labels(_STREAMS, _DROP_OLDEST).inc(frames)
+
+    def uploaded(self, kind: str, size: int, files: int) -> None:
+        """Files came in."""
+        self._upload_bytes.labels(kind).inc(size)
+        self._upload_files.labels(kind).inc(files)
+
+    def artifacts_kept(self, size: int) -> None:
+        """So many bytes of artifacts were kept."""
+        self._artifact_bytes.labels(self._runtime).inc(size)
+
+    def heartbeat_sent(self, component: str) -> None:
+        """A client was told that the server is still there."""
+        self._heartbeats.labels(component).inc()
+
+    def request(self, surface: str, status: int) -> None:
+        """A request was answered."""
+        self._requests.labels(surface, str(status)).inc()
+
+    @contextlib.contextmanager
+    def connection(self, surface: str) -> Iterator[None]:
+        """Count a WebSocket connection for as long as it lasts."""
+        self._opened.labels(surface).inc()
+        self._open.labels(surface).inc()
+        try:
+            yield
+        finally:
+            self._open.labels(surface).dec()
+            self._closed.labels(surface).inc()
+
+    def collect(self) -> Iterable[Metric]:
+        """What the registry asks for when it is read."""
+        levels = self._read_levels()
+        yield GaugeMetricFamily("sandbox_runs_active", "Programs that run now.", levels.active)
+        yield GaugeMetricFamily("sandbox_queue_length", "Programs that wait for their turn.", levels.queued)
+        yield GaugeMetricFamily("sandbox_pool_cells", "Cells that wait for a program or are being made.", levels.cells)
+        yield GaugeMetricFamily("sandbox_boxes", "Boxes that exist now, parked ones included.", levels.boxes)
+        yield GaugeMetricFamily("sandbox_spawner_up", "Whether the spawner lives.", int(levels.spawner_up))
+        phases = GaugeMetricFamily("sandbox_runs_in_phase", "Journaled runs that are not over.", labels=["phase"])
+        for phase, count in levels.phases.items():
+            phases.add_metric([phase], count)
+        yield phases
+
+    def series(self) -> dict[str, list[dict[str, Any]]]:
+        """Everything that was counted: by name, one entry for each set of labels."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for family in self._registry.collect():
+            for sample in family.samples:
+                if not sample.name.endswith("_created"):
+                    found.setdefault(sample.name, []).append({"labels": sample.labels, "value": sample.value})
+        return found
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = generate_latest(self._registry)
+        headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
+        await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,90 @@
+"""The routes with models and a description: FastAPI, whose own errors come in the server's one envelope too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+import tidebox
+from tidebox.api import access, interpreter, problems
+from tidebox.api.asgi import context_of
+from tidebox.api.description import describe
+from tidebox.api.services import Services
+from tidebox.errors import TideboxError
+
+
+def make_rest(services: Services) -> FastAPI:
+    """The app of all REST routes."""
+    rest = bare_rest()
+    rest.state.services = services
+    rest.include_router(interpreter.make_router())
+    rest.include_router(access.make_router())
+    describe(rest, services.policy.supported_spec_versions)
+    return rest
+
+
+def bare_rest() -> FastAPI:
+    """An app without routes, whose errors come in the envelope."""
+    rest = FastAPI(
+        title="Tidebox",
+        version=tidebox.__version__,
+        description="Runs untrusted code in fresh, isolated boxes.",
+        docs_url=None,
+        redoc_url=None,
+    )
+    rest.add_exception_handler(TideboxError, _on_known)
+    rest.add_exception_handler(RequestValidationError, _on_invalid)
+    rest.add_exception_handler(HTTPException, _on_status)
+    rest.add_exception_handler(ClientDisconnect, _on_leaving)
+    rest.add_exception_handler(Exception, _on_unknown)
+    return rest
+
+
+async def _on_known(request: Request, error: Exception) -> Response:
+    return _answer(request, problems.of_error(error))
+
+
+async def _on_leaving(request: Request, error: Exception) -> Response:
+    return _answer(request, problems.of_status(400, "the client left before the end of its body"))
+
+
+async def _on_unknown(request: Request, error: Exception) -> Response:
+    # It is raised again after the answer was sent, and logged further out.
+    return _answer(request, problems.of_error(error))
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    fields = [_field(found) for found in error.errors()]
+    message = "; ".join(f"{found['field']}: {found['problem']}" for found in fields[:3])
+    return _answer(request, problems.of_status(400, message, details={"fields": fields}))
+
+
+async def _on_status(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = tuple((name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items())
+    return _answer(request, problems.of_status(error.status_code, error.detail, headers=headers))
+
+
+def _field(found: Any) -> dict[str, str]:
+    """Where it is wrong and how; never what was sent, which may be a secret."""
+    where: Sequence[int | str] = found["loc"]
+    if found["type"] == "json_invalid":
+        return {"field": "body", "problem": f"not valid JSON at position {where[-1]}"}
+    path = where[1:] if len(where) > 1 and where[0] in ("body", "query", "path", "header") else where
+    return {"field": ".".join(map(str, path)), "problem": found["msg"]}
+
+
+def _answer(request: Request, problem: problems.Problem) -> Response:
+    problem = problems.spelled(request.scope, problem)
+    details = problems.wants_details(request.scope)
+    headers, content = problems.render(problem, context_of(request.scope).request_id, as_details=details)
+    response = Response(content, problem.status)
+    response.raw_headers = headers
+    return response

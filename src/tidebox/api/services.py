@@ -1,0 +1,40 @@
+"""What surfaces work with, put together once by the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidebox.api.auth import Authenticator
+from tidebox.api.health import Health
+from tidebox.api.metrics import Metrics
+from tidebox.api.rates import RateLimiter
+from tidebox.api.signing import Signer
+from tidebox.broker.access import Sandboxes
+from tidebox.broker.audit import Audit
+from tidebox.broker.broker import Broker
+from tidebox.broker.filekeeping import FileKeeper
+from tidebox.broker.planning import Planner
+from tidebox.config import Settings
+from tidebox.model.policy import Policy
+from tidebox.model.runtimes import Runtimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What surfaces work with."""
+
+    settings: Settings
+    broker: Broker
+    languages: frozenset[str]
+    """Those that this machine has an interpreter for."""
+    authenticator: Authenticator
+    rate_limiter: RateLimiter
+    metrics: Metrics
+    health: Health
+    signer: Signer
+    policy: Policy
+    planner: Planner
+    runtimes: Runtimes
+    files: FileKeeper
+    audit: Audit
+    sandboxes: Sandboxes

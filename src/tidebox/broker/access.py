@@ -1,0 +1,228 @@
+"""Access to sandboxes: grants, and the tokens that prove them.
+
+A token is checked against what is live in this process, without asking the store: it is dead as soon as its binding
+is released, its sandbox lost, or its epoch over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tidebox.broker.audit import Audit
+from tidebox.broker.bindings import PROVIDER, Bindings
+from tidebox.broker.held import AUTO, Ask, Held
+from tidebox.broker.reaper import Reaper
+from tidebox.broker.sandboxes import Access, Gate, Sandbox
+from tidebox.errors import Expired, Forbidden, RuntimeUnavailable, SandboxStarting, Unauthorized
+from tidebox.model.ids import new_id
+from tidebox.model.principal import Actor, Caller, Principal
+from tidebox.model.sandbox import (
+    Binding,
+    Capability,
+    CapabilityPolicy,
+    Grant,
+    SandboxState,
+    Scope,
+    ScopeType,
+    named,
+    token_scopes,
+)
+
+if TYPE_CHECKING:
+    from tidebox.broker.tokens import Claims, KeyRing
+
+_ANY_USER = ""
+
+
+class Sandboxes(Gate):
+    """Grants access to sandboxes, and lets in whoever was granted it."""
+
+    def __init__(
+        self,
+        bindings: Bindings,
+        *,
+        audit: Audit,
+        keys: Callable[[], KeyRing],
+        capabilities: CapabilityPolicy,
+        bind_address: bool = False,
+        look_interval: float = 5.0,
+    ) -> None:
+        """``keys`` blocks, and loads cryptography; ``bind_address`` ties tokens to the address of who asked."""
+        self.bindings = bindings
+        self.terms = bindings.terms
+        self._audit = audit
+        self._load_keys = keys
+        self._keys: KeyRing | None = None
+        self._capabilities = capabilities
+        self._bind_address = bind_address
+        self._ended_threads: dict[tuple[str, str], float] = {}
+        self._reaper = Reaper(self._look, look_interval)
+
+    @property
+    def keys(self) -> KeyRing:
+        """The keys of the tokens."""
+        assert self._keys is not None
+        return self._keys
+
+    async def start(self) -> None:
+        """Be ready."""
+        self._keys = await asyncio.to_thread(self._load_keys)
+        await self.bindings.start()
+        self._reaper.start()
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        await self._reaper.close()
+        await self.bindings.close()
+
+    async def grant(self, caller: Caller, ask: Ask) -> Grant:
+        """Access to the sandbox of a scope; raises what ``Bindings.obtain`` does, and ``CapabilityDenied``."""
+        self._audit.check()
+        capabilities = self._capabilities.granted(caller.principal, ask.actor, ask.capabilities)
+        if ask.provider not in (AUTO, PROVIDER):
+            raise RuntimeUnavailable(f"there is no provider {ask.provider!r} here", provider=ask.provider)
+        before = self.bindings.of_scope(ask.scope)
+        waited = before is not None and before.usable is None
+        held, sandbox = await self.bindings.obtain(caller, ask)
+        held.last = (ask.actor, ask.capabilities)
+        recreated = held.recreated and (waited or not held.told)
+        held.told = True
+        thread_id = ask.thread_id or held.binding.thread_id
+        if thread_id is not None:
+            self._ended_threads.pop((caller.principal.user, thread_id), None)
+            self._ended_threads.pop((_ANY_USER, thread_id), None)
+        grant = self._minted(held, sandbox, caller, ask.actor, capabilities, thread_id)
+        return replace(grant, recreated=recreated)
+
+    def _minted(
+        self,
+        held: Held,
+        sandbox: Sandbox,
+        caller: Caller,
+        actor: Actor,
+        capabilities: frozenset[Capability],
+        thread_id: str | None,
+    ) -> Grant:
+        """A fresh token; whoever gets one needs the sandbox."""
+        from tidebox.broker.tokens import Claims
+
+        now = time.time()
+        held.binding = self.terms.leased(held.binding, now)
+        if sandbox.users == 0 and not sandbox.frozen:
+            held.go(SandboxState.ACTIVE)
+        # No token outlives its binding.
+        expires = int(min(now + self.terms.token_ttl, held.binding.expires_at))
+        claims = Claims(
+            sub=caller.principal.user,
+            sandbox_id=sandbox.id,
+            binding=held.binding.id,
+            capabilities=named(capabilities),
+            scopes=token_scopes(capabilities),
+            iat=int(now),
+            exp=expires,
+            jti=new_id("tok"),
+            epoch=held.epoch,
+            actor=actor,
+            thread_id=thread_id,
+            address=caller.address if self._bind_address else None,
+        )
+        return Grant(
+            binding=held.binding,
+            sandbox_id=sandbox.id,
+            token=self.keys.sign(claims),
+            expires_at=float(expires),
+            capabilities=capabilities,
+            thread_id=thread_id,
+        )
+
+    async def authorize(self, token: str, *, address: str, sandbox_id: str | None = None) -> Access:
+        """What a token gives access to."""
+        claims, held, sandbox = self._proven(token, address)
+        if sandbox_id not in (None, sandbox.id):
+            raise Forbidden("the token is for another sandbox")
+        actor: Actor = "agent" if claims.actor == "agent" else "human"
+        capabilities = frozenset(map(Capability, claims.capabilities))
+        principal = Principal(claims.sub, actor=actor)
+        return Access(
+            sandbox,
+            capabilities,
+            float(claims.exp),
+            principal,
+            still_good=lambda: held.epoch == claims.epoch,
+        )
+
+    def _proven(self, token: str, address: str) -> tuple[Claims, Held, Sandbox]:
+        claims = self.keys.verify(token)
+        held = self.bindings.live(claims.binding)
+        sandbox = held.usable if held is not None else None
+        if held is None or sandbox is None or sandbox.id != claims.sandbox_id:
+            raise Unauthorized("the sandbox of the token is gone")
+        if held.epoch != claims.epoch:
+            raise Unauthorized("the token was revoked")
+        if claims.address not in (None, address):
+            raise Unauthorized("the token is bound to another address")
+        return claims, held, sandbox
+
+    async def refresh_token(self, token: str, address: str, caller: Caller | None = None) -> Grant:
+        """A new token for one that is still good, of ``caller``'s own where he has another credential too."""
+        self._audit.check()
+        claims, held, sandbox = self._proven(token, address)
+        if caller is not None and caller.principal.user != claims.sub:
+            raise Forbidden("the token is another user's")
+        if self._thread_ended(claims):
+            raise Unauthorized("the thread of the token has ended")
+        actor: Actor = "agent" if claims.actor == "agent" else "human"
+        holder = caller or Caller(Principal(claims.sub, actor=actor), address, "", "")
+        capabilities = frozenset(map(Capability, claims.capabilities))
+        return self._minted(held, sandbox, holder, actor, capabilities, claims.thread_id)
+
+    def _thread_ended(self, claims: Claims) -> bool:
+        thread = claims.thread_id
+        return thread is not None and any((user, thread) in self._ended_threads for user in (claims.sub, _ANY_USER))
+
+    async def refresh(self, caller: Caller, binding_id: str) -> Grant:
+        """A new token for the owner of a binding; what it covers is as it was last granted."""
+        self._audit.check()
+        held = await self.bindings.found(caller, binding_id)
+        sandbox = held.usable
+        if sandbox is None:
+            if held.starting is not None:
+                raise SandboxStarting("the sandbox is being made", retry_after=1.0)
+            raise Expired("the sandbox is lost; ask for a new one", binding_id=binding_id)
+        actor, requested = held.last
+        capabilities = self._capabilities.granted(caller.principal, actor, requested)
+        return self._minted(held, sandbox, caller, actor, capabilities, held.binding.thread_id)
+
+    async def heartbeat(self, caller: Caller, binding_id: str) -> Binding:
+        """Say that a binding is still needed; tokens are not touched by it."""
+        held = await self.bindings.found(caller, binding_id)
+        held.binding = self.terms.leased(held.binding, time.time())
+        held.unsaved = True
+        if held.binding.state is SandboxState.IDLE:
+            held.go(SandboxState.ACTIVE)
+        return held.binding
+
+    async def revoke(self, caller: Caller, binding_id: str) -> Binding:
+        """Let every token of a binding be dead; its sandbox goes on."""
+        held = await self.bindings.found(caller, binding_id, admin=True)
+        held.epoch += 1
+        return held.binding
+
+    async def end_scope(self, caller: Caller, scope: Scope) -> Binding | None:
+        """Remove what belonged to a thread, say, that has ended; tokens made for it are not refreshed any more."""
+        ended = await self.bindings.end_scope(caller, scope)
+        if scope.type is ScopeType.THREAD:
+            user = _ANY_USER if caller.principal.is_admin else caller.principal.user
+            self._ended_threads[user, scope.id] = time.time()
+        return ended
+
+    async def _look(self) -> None:
+        """See to what time has brought about."""
+        self.keys.rotate_if_due()
+        oldest = time.time() - self.terms.token_ttl - 1
+        self._ended_threads = {thread: at for thread, at in self._ended_threads.items() if at > oldest}
+        await self.bindings.look()

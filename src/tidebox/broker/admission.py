@@ -1,0 +1,58 @@
+"""Whether something may start now, must wait, or is refused: rules only, no clock and no state."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tidebox.errors import Overloaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """How much may run and wait at once; None for what a single user may take means as much as everybody."""
+
+    max_concurrent: int
+    queue_max: int
+    queue_ttl: float
+    max_concurrent_per_user: int | None = None
+    queue_max_per_user: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What runs and waits at this moment, of everybody and of the user who asks."""
+
+    active: int
+    queued: int
+    user_active: int
+    user_queued: int
+
+
+class Verdict(enum.Enum):
+    """What becomes of a request that is not refused."""
+
+    START = "start"
+    QUEUE = "queue"
+
+
+def has_slot(capacity: Capacity, active: int, user_active: int) -> bool:
+    """Whether one more of this user may run beside what runs."""
+    own = capacity.max_concurrent_per_user
+    return active < capacity.max_concurrent and (own is None or user_active < own)
+
+
+def admit(capacity: Capacity, demand: Demand, *, may_start: bool = True) -> Verdict:
+    """Start, queue, or refuse with ``Overloaded``.
+
+    Whoever has a slot free does not look at the queue: those who wait there wait for a slot they may not have yet.
+    ``may_start`` is False for one that has to wait for another of its lane whatever is free.
+    """
+    if may_start and has_slot(capacity, demand.active, demand.user_active):
+        return Verdict.START
+    if demand.queued >= capacity.queue_max:
+        raise Overloaded("every slot is taken and the queue is full", scope="server")
+    own = capacity.queue_max_per_user
+    if own is not None and demand.user_queued >= own:
+        raise Overloaded("you have as much waiting as one user may have", scope="user")
+    return Verdict.QUEUE

@@ -1,0 +1,439 @@
+"""Bindings: each scope has one sandbox, made once however many ask for it, and gone with everything of it.
+
+What is live is known here, in one process and on one event loop; the store knows every binding, for the next server. A
+sandbox itself dies with its server: then its binding is kept, and the next who asks for it gets a new one.
+
+A binding that ends is gone from here at once, and with it every token; only then are its box and its row removed. Who
+asks for the same scope meanwhile waits for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from tidebox.broker.audit import Audit
+from tidebox.broker.failures import internal_error
+from tidebox.broker.held import Ask, Held, Mode, Over
+from tidebox.broker.leases import Terms, due
+from tidebox.broker.sandboxes import Sandbox
+from tidebox.broker.stock import FreshBox, Stock
+from tidebox.errors import (
+    Conflict,
+    Expired,
+    Forbidden,
+    NotFound,
+    QuotaExceeded,
+    RuntimeUnavailable,
+    SandboxStarting,
+    StoreUnavailable,
+    TideboxError,
+)
+from tidebox.model.idempotency import Claim
+from tidebox.model.ids import new_id
+from tidebox.model.principal import Caller, Principal
+from tidebox.model.sandbox import Binding, SandboxState, Scope
+from tidebox.store.base import BindingCreation, Store
+
+PROVIDER = "local"
+_RETRY_AFTER_SECONDS = 1.0
+# What is not done by then ends with the runtime.
+_CLOSE_SECONDS = 5.0
+# A scope can be released under whoever asks for it; but not each time.
+_TRIES = 5
+# How long it is known that a binding has ended, and whose its scope was.
+_ENDED_KEPT_SECONDS = 24 * 3600.0
+_REAPER = Caller(Principal("system"), "", "", "reaper")
+
+
+class Bindings:
+    """Makes, finds and ends bindings."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        audit: Audit,
+        stock: Stock,
+        terms: Terms,
+        max_per_user: int | None = None,
+        claims_kept: float = 600.0,
+        enabled: bool = True,
+    ) -> None:
+        self.terms = terms
+        self._store = store
+        self._audit = audit
+        self._stock = stock
+        self._max_per_user = max_per_user
+        self._claims_kept = claims_kept
+        self._enabled = enabled
+        self._by_scope: dict[Scope, Held] = {}
+        self._by_id: dict[str, Held] = {}
+        self._by_sandbox: dict[str, Held] = {}
+        self._ending: dict[Scope, asyncio.Task[None]] = {}
+        self._unforgotten: dict[str, Binding | None] = {}
+        """What the store could not be told of ended bindings: how to keep them, or to forget them."""
+        self._closing: set[asyncio.Task[None]] = set()
+        self._pruned_at = 0.0
+
+    async def start(self) -> None:
+        """Take up the bindings that an earlier server left; their sandboxes are lost."""
+        now = time.time()
+        for binding in await self._store.live_bindings():
+            # Whoever used one could not say so while there was no server.
+            left = self.terms.leased(replace(binding, state=SandboxState.FAILED, sandbox_id=None), now)
+            held = Held(left)
+            held.had_sandbox = held.unsaved = True
+            held.recorded.set()
+            self._by_scope[binding.scope] = self._by_id[binding.id] = held
+        if self._enabled:
+            self._stock.start()
+
+    async def close(self) -> None:
+        """Let go of everything; the bindings stay in the store, and the boxes end with their runtime."""
+        await self._stock.close()
+        tasks = {held.starting for held in self._by_id.values() if held.starting is not None}
+        tasks |= {*self._ending.values(), *self._closing}
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+
+    def count(self) -> dict[SandboxState, int]:
+        """How many bindings there are in each state."""
+        found = dict.fromkeys(SandboxState, 0)
+        for held in self._by_id.values():
+            found[held.binding.state] += 1
+        return found
+
+    async def obtain(self, caller: Caller, ask: Ask) -> tuple[Held, Sandbox]:
+        """The binding of a scope and its sandbox, made where the mode allows it and there is none.
+
+        Raises ``NotFound`` or ``Conflict`` as the mode says, ``Forbidden`` for a scope of somebody else,
+        ``SandboxStarting`` where it takes longer than ``ask.wait``, ``QuotaExceeded``, and what keeps a box from being
+        made.
+        """
+        for _ in range(_TRIES):
+            try:
+                held = await self._bound(caller, ask)
+                return held, await self._running(held, ask.wait)
+            except Over:
+                continue
+        raise Conflict("the sandbox is released as often as it is asked for", scope=ask.scope.id)
+
+    def live(self, binding_id: str) -> Held | None:
+        """The binding of that id, unless it has ended."""
+        return self._by_id.get(binding_id)
+
+    def of_scope(self, scope: Scope) -> Held | None:
+        """The binding of a scope, unless it has ended."""
+        return self._by_scope.get(scope)
+
+    async def _bound(self, caller: Caller, ask: Ask) -> Held:
+        held = self._by_scope.get(ask.scope)
+        if held is None:
+            if not ask.mode.creates:
+                raise NotFound(f"this {ask.scope.type.value} has no sandbox")
+            return self._begin(caller, ask)
+        self._require_owner(caller, held.binding)
+        if ask.mode is Mode.CREATE_ONLY or (ask.mode.creates and ask.claim is not None):
+            await self._settle(held, ask)
+        return held
+
+    async def _settle(self, held: Held, ask: Ask) -> None:
+        """See whether the request is one that was done before; without that nothing can be created twice."""
+        replayed = False
+        if ask.claim is not None:
+            await held.recorded.wait()
+            if held.over:
+                raise Over
+            now = time.time()
+            creation = BindingCreation(
+                binding=replace(held.binding, id=new_id("bind"), created_at=now),
+                claim=ask.claim,
+                valid_after=now - self._claims_kept,
+            )
+            bound = await self._store.create_binding(creation)
+            if bound.created:
+                # It ended meanwhile: what was written belongs to nobody.
+                await self._store.delete_binding(creation.binding.id)
+                raise Over
+            replayed = bound.replayed
+        if ask.mode is Mode.CREATE_ONLY and not replayed:
+            raise Conflict(f"this {ask.scope.type.value} has a sandbox already", binding_id=held.binding.id)
+
+    def _begin(self, caller: Caller, ask: Ask) -> Held:
+        """Bind a scope that has no binding. Nobody comes in between: the rest is done by a task that all wait for."""
+        if not self._enabled:
+            raise RuntimeUnavailable("execution is turned off on this server")
+        now = time.time()
+        binding = Binding(
+            id=new_id("bind"),
+            scope=ask.scope,
+            user=caller.principal.user,
+            provider=PROVIDER,
+            state=SandboxState.PROVISIONING,
+            created_at=now,
+            active_at=now,
+            lease_expires_at=now + min(self.terms.lease_ttl, self.terms.hard_ttl),
+            expires_at=now + self.terms.hard_ttl,
+        )
+        held = Held(binding)
+        self._by_scope[ask.scope] = self._by_id[binding.id] = held
+        # Known now: when the task gets its turn, the end of this very binding may have begun.
+        self._start(held, self._create(held, ask.claim, self._ending.get(ask.scope)))
+        return held
+
+    async def _running(self, held: Held, wait: float) -> Sandbox:
+        """The sandbox of a binding, made anew where it is lost."""
+        sandbox = held.usable
+        if sandbox is not None:
+            return sandbox
+        if held.over:
+            raise Over
+        if held.starting is None:
+            held.go(SandboxState.PROVISIONING)
+            self._start(held, self._provision(held, None))
+        task = held.starting
+        assert task is not None
+        if wait > 0:
+            await asyncio.wait([task], timeout=wait)
+        if not task.done() or wait <= 0:
+            raise SandboxStarting(
+                "the sandbox is being made", retry_after=_RETRY_AFTER_SECONDS, binding_id=held.binding.id
+            )
+        task.result()
+        sandbox = held.usable
+        if sandbox is None:
+            raise Over
+        return sandbox
+
+    def _start(self, held: Held, work: Coroutine[Any, Any, None]) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            held.starting = None
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not isinstance(error, (TideboxError, Over)):
+                internal_error("the making of a sandbox", error)
+
+        held.starting = asyncio.get_running_loop().create_task(work, name=f"start {held.binding.id}")
+        held.starting.add_done_callback(done)
+
+    async def _create(self, held: Held, claim: Claim | None, before: asyncio.Task[None] | None) -> None:
+        """Let the store know of a new binding, and give it a sandbox; after the end of the scope's last one."""
+        fresh = self._stock.take()
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            if held.over:
+                raise Over
+            now = held.binding.created_at
+            state = SandboxState.ACTIVE if fresh is not None else SandboxState.PROVISIONING
+            sandbox_id = fresh.sandbox_id if fresh is not None else None
+            creation = BindingCreation(
+                binding=replace(held.binding, state=state, sandbox_id=sandbox_id),
+                claim=claim,
+                valid_after=now - self._claims_kept,
+                check=self._check_quota,
+            )
+            bound = await self._store.create_binding(creation)
+            if not bound.created:
+                # One whose end the store could not be told of.
+                self._by_id.pop(held.binding.id, None)
+                self._unforgotten.pop(bound.binding.id, None)
+                held.binding = replace(held.binding, id=bound.binding.id)
+                if not held.over:
+                    self._by_id[held.binding.id] = held
+            held.recorded.set()
+            taken, fresh = fresh, None
+            await self._provision(held, taken)
+        except BaseException:
+            if fresh is not None:
+                self._close_box(fresh)
+            if not held.over:
+                await asyncio.shield(self._end(held, keep=False, started=False))
+            raise
+        finally:
+            held.recorded.set()
+
+    def _check_quota(self, held: int) -> None:
+        limit = self._max_per_user
+        if limit is not None and held >= limit:
+            raise QuotaExceeded(f"no more than {limit} sandboxes for one user", quota="sandboxes", limit=limit)
+
+    async def _provision(self, held: Held, fresh: FreshBox | None) -> None:
+        """Give a binding a box: one that is ready, or a new one."""
+        lost, held.sandbox = held.sandbox, None
+        if lost is not None:
+            self._by_sandbox.pop(lost.id, None)
+            await lost.box.close()
+        try:
+            fresh = fresh or self._stock.take() or await self._stock.open()
+        except TideboxError as error:
+            held.go(SandboxState.FAILED)
+            self._record("sandbox.access.failed", held.binding, error.code)
+            raise
+        if held.over:
+            self._close_box(fresh)
+            raise Over
+        sandbox = Sandbox(fresh.sandbox_id, held.binding.id, fresh.box, lambda: self._used(held))
+        held.recreated, held.had_sandbox, held.told = held.had_sandbox, True, False
+        held.sandbox = sandbox
+        held.binding = self.terms.leased(replace(held.binding, sandbox_id=sandbox.id), time.time())
+        held.go(SandboxState.ACTIVE)
+        self._by_sandbox[sandbox.id] = held
+        fresh.box.on_gone(lambda: self._lost(held, sandbox))
+        if fresh.box.gone:
+            self._lost(held, sandbox)
+
+    def _close_box(self, fresh: FreshBox) -> None:
+        task = asyncio.get_running_loop().create_task(fresh.box.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _used(self, held: Held) -> None:
+        held.binding = replace(held.binding, active_at=time.time())
+        held.go(SandboxState.ACTIVE)
+
+    def _lost(self, held: Held, sandbox: Sandbox) -> None:
+        """The box died by itself; the binding stays."""
+        if held.over or held.sandbox is not sandbox:
+            return
+        held.go(SandboxState.FAILED)
+        self._record("sandbox.access.lost", held.binding, "box_gone")
+
+    async def get(self, caller: Caller, binding_id: str) -> Binding:
+        """A binding of the caller's own; an admin may see any."""
+        return (await self.found(caller, binding_id, admin=True)).binding
+
+    async def found(self, caller: Caller, binding_id: str, *, admin: bool = False) -> Held:
+        """A binding that lives and is the caller's own, or that he may see as an ``admin``."""
+        held = self._by_id.get(binding_id)
+        if held is not None:
+            self._require_owner(caller, held.binding, admin=admin)
+            return held
+        ended = await self._store.binding(binding_id)
+        if ended is None or ended.state is not SandboxState.TERMINATED:
+            raise NotFound("there is no such binding", binding_id=binding_id)
+        self._require_owner(caller, ended, admin=admin)
+        raise Expired("the binding has ended; ask for a new one", binding_id=binding_id)
+
+    def _require_owner(self, caller: Caller, binding: Binding, *, admin: bool = False) -> None:
+        if binding.user != caller.principal.user and not (admin and caller.principal.is_admin):
+            raise Forbidden(f"this {binding.scope.type.value} is another user's")
+
+    async def release(self, caller: Caller, binding_id: str) -> Binding:
+        """End a binding, and its sandbox with everything in it; every token is dead at once."""
+        held = self._by_id.get(binding_id)
+        if held is None:
+            raise NotFound("there is no such binding", binding_id=binding_id)
+        self._require_owner(caller, held.binding, admin=True)
+        await asyncio.shield(self._end(held, keep=False))
+        return held.binding
+
+    async def release_sandbox(self, caller: Caller, sandbox_id: str) -> Binding:
+        """The same, by the sandbox."""
+        held = self._by_sandbox.get(sandbox_id)
+        if held is None:
+            raise NotFound("there is no such sandbox", sandbox_id=sandbox_id)
+        return await self.release(caller, held.binding.id)
+
+    async def end_scope(self, caller: Caller, scope: Scope) -> Binding | None:
+        """Remove what belonged to a thread, say, that has ended."""
+        held = self._by_scope.get(scope)
+        if held is None:
+            if (ending := self._ending.get(scope)) is not None:
+                await asyncio.shield(ending)
+            return None
+        return await self.release(caller, held.binding.id)
+
+    def _end(self, held: Held, *, keep: bool, started: bool = True) -> asyncio.Task[None]:
+        """Begin to end a binding; ``keep`` lets it be known for a while that there was one.
+
+        ``started`` is false for whoever is making its sandbox, and so cannot be waited for.
+        """
+        if held.ending is None:
+            scope = held.binding.scope
+            before = self._ending.get(scope)
+            held.ending = asyncio.get_running_loop().create_task(self._ended(held, keep, started, before))
+            self._by_scope.pop(scope, None)
+            self._by_id.pop(held.binding.id, None)
+            if held.sandbox is not None:
+                self._by_sandbox.pop(held.sandbox.id, None)
+            self._ending[scope] = held.ending
+            held.ending.add_done_callback(lambda task: self._end_of_ending(scope, task))
+        return held.ending
+
+    def _end_of_ending(self, scope: Scope, task: asyncio.Task[None]) -> None:
+        if self._ending.get(scope) is task:
+            del self._ending[scope]
+        error = task.exception()
+        if error is not None and not isinstance(error, TideboxError):
+            internal_error("the end of a sandbox", error)
+
+    async def _ended(self, held: Held, keep: bool, started: bool, before: asyncio.Task[None] | None) -> None:
+        if started and held.starting is not None:
+            await asyncio.wait([held.starting])
+        if before is not None:
+            await asyncio.wait([before])
+        held.go(SandboxState.TERMINATED)
+        ended = replace(held.binding, active_at=time.time()) if keep else None
+        try:
+            await self._forget(held.binding.id, ended)
+        except StoreUnavailable:
+            self._unforgotten[held.binding.id] = ended
+            raise
+        finally:
+            if held.sandbox is not None:
+                await held.sandbox.box.close()
+
+    async def _forget(self, binding_id: str, ended: Binding | None) -> None:
+        if ended is not None:
+            await self._store.save_binding(ended)
+        else:
+            await self._store.delete_binding(binding_id)
+
+    async def look(self) -> None:
+        """See to what time has brought about: idle and expired sandboxes, and what the store was not told yet."""
+        now = time.time()
+        for held in list(self._by_id.values()):
+            if held.starting is None and not held.over:
+                await self._see_to(held, now)
+        for binding_id, ended in list(self._unforgotten.items()):
+            await self._forget(binding_id, ended)
+            self._unforgotten.pop(binding_id, None)
+        if now - self._pruned_at > _ENDED_KEPT_SECONDS / 24:
+            await self._store.prune_bindings(now - _ENDED_KEPT_SECONDS)
+            self._pruned_at = now
+
+    async def _see_to(self, held: Held, now: float) -> None:
+        sandbox = held.sandbox
+        following = due(held.binding, self.terms, now, in_use=sandbox is not None and sandbox.users > 0)
+        if following is SandboxState.TERMINATED:
+            self._record("sandbox.access.expired", held.binding, "expired")
+            await asyncio.shield(self._end(held, keep=True))
+            return
+        if following is SandboxState.SUSPENDED and held.usable is not None:
+            assert sandbox is not None
+            if await sandbox.suspend():
+                held.go(SandboxState.SUSPENDED)
+        elif following is not None:
+            held.go(following)
+        if held.unsaved and not held.over:
+            held.unsaved = False
+            await self._store.save_binding(held.binding)
+
+    def _record(self, event: str, binding: Binding, outcome: str) -> None:
+        self._audit.record(event, _REAPER, outcome, **audited(binding))
+
+
+def audited(binding: Binding) -> dict[str, str | None]:
+    """What the audit log says of a binding."""
+    return {
+        "binding_id": binding.id,
+        "sandbox_id": binding.sandbox_id,
+        "scope_type": binding.scope.type.value,
+        "scope_id": binding.scope.id,
+        "thread_id": binding.thread_id,
+        "owner": binding.user,
+    }

@@ -1,0 +1,228 @@
+"""What every surface talks to: two doors into one scheduler.
+
+``execute`` is for what nobody needs to find again: it never touches the store and never waits. ``runs`` is for what
+is found again: see ``tidebox.broker.runs``. Both are admitted, queued, recorded and counted alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from tidebox.broker.admission import Capacity
+from tidebox.broker.audit import Audit
+from tidebox.broker.audit_reading import AuditQuery
+from tidebox.broker.execution import Execution
+from tidebox.broker.hub import Hub
+from tidebox.broker.keeping import Keeper
+from tidebox.broker.meter import Meter
+from tidebox.broker.quotas import Quotas
+from tidebox.broker.runs import Retention, Runs
+from tidebox.broker.scheduler import Scheduler
+from tidebox.broker.sessions import Sessions
+from tidebox.errors import ShuttingDown, TideboxError
+from tidebox.model.artifact import Artifact
+from tidebox.model.principal import Caller
+from tidebox.model.summary import Summary
+from tidebox.runtime.base import Order, Runner, Sink
+from tidebox.store.base import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much there is to do."""
+
+    active: int
+    queued: int
+
+
+class Broker:
+    """Admits, schedules, runs and records."""
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        store: Store,
+        audit: Audit,
+        max_concurrent: int = 8,
+        queue_max: int = 100,
+        queue_ttl: float = 120.0,
+        max_concurrent_per_user: int | None = None,
+        queue_max_per_user: int | None = None,
+        quotas: Quotas | None = None,
+        retention: Retention | None = None,
+        meter: Meter | None = None,
+        hub: Hub | None = None,
+        keeper: Keeper | None = None,
+        reaper_interval: float = 5.0,
+    ) -> None:
+        self._runner = runner
+        self._store = store
+        self._audit = audit
+        self._meter = meter or Meter()
+        self._hub = hub or Hub()
+        self._scheduler = Scheduler(
+            Capacity(
+                max_concurrent=max_concurrent,
+                queue_max=queue_max,
+                queue_ttl=queue_ttl,
+                max_concurrent_per_user=max_concurrent_per_user,
+                queue_max_per_user=queue_max_per_user,
+            )
+        )
+        retention = retention or Retention()
+        self._keeper = keeper = keeper or Keeper()
+        self.runs = Runs(
+            runner=runner,
+            store=store,
+            scheduler=self._scheduler,
+            audit=audit,
+            meter=self._meter,
+            hub=self._hub,
+            quotas=quotas or Quotas(),
+            retention=retention,
+            keeper=keeper,
+        )
+        self.sessions = Sessions(
+            store=store,
+            audit=audit,
+            meter=self._meter,
+            runs=self.runs,
+            keeper=keeper,
+            claims_kept=retention.claims,
+            interval=reaper_interval,
+        )
+        self.taken_up = asyncio.Event()
+        """Set when ``runs`` and ``sessions`` may be used."""
+        self._executions: set[Execution] = set()
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def load(self) -> Load:
+        """What runs and what waits."""
+        return Load(self._scheduler.active, self._scheduler.queued)
+
+    @property
+    def store_mode(self) -> str:
+        """The kind of store that runs are kept in."""
+        return self._store.mode
+
+    async def start(self) -> None:
+        """Be ready for all work."""
+        await self.open()
+        await self.take_up()
+
+    async def open(self) -> None:
+        """Be ready for executions; raises what keeps this broker from working at all."""
+        await self._audit.start()
+        await self._store.start()
+        self._hub.start()
+
+    async def take_up(self) -> None:
+        """Take up what an earlier server left, and be ready for runs and sessions too.
+
+        Apart from ``open``, because it waits until the store is loaded and has told what there is.
+        """
+        await self._keeper.start()
+        await self.runs.start()
+        self.sessions.start()
+        self.taken_up.set()
+
+    async def ask_store(self) -> None:
+        """See whether the store answers; raises ``StoreUnavailable``."""
+        await self._store.run("")
+
+    async def artifacts_of(self, run_id: str) -> list[Artifact]:
+        """What is known of the artifacts of a run."""
+        return await self._store.artifacts(run_id)
+
+    async def artifact_usage(self, *, limit: int, offset: int) -> list[tuple[str, int]]:
+        """Users and how many bytes of artifacts they have, most first."""
+        return await self._store.artifact_usage(limit, offset)
+
+    async def summary(self, created_from: float, created_to: float, *, top: int) -> Summary:
+        """What the runs created in a time came to."""
+        return await self._store.summary(created_from, created_to, top)
+
+    async def read_audit(self, query: AuditQuery) -> list[dict[str, Any]]:
+        """Events of the audit log."""
+        return await self._audit.find(query)
+
+    def execute(self, caller: Caller, order: Order, sink: Sink) -> Execution:
+        """Run ``order`` as soon as there is a slot; nothing of it is kept.
+
+        ``sink`` is awaited for each event: a slow one holds up its own program only. Raises ``Overloaded``,
+        ``ShuttingDown`` or ``AuditUnavailable`` instead of accepting what could not be run.
+        """
+        execution = Execution(
+            caller,
+            order,
+            sink,
+            runner=self._runner,
+            scheduler=self._scheduler,
+            meter=self._meter,
+            on_over=self._execution_over,
+        )
+        try:
+            if self._draining:
+                raise ShuttingDown("the server is shutting down")
+            self._audit.check()
+            self._scheduler.enter(execution.ticket)
+        except TideboxError as error:
+            self._meter.refused(error)
+            self._audit.record("sandbox.execution.refused", caller, error.code, execution_id=execution.id)
+            raise
+        self._meter.accepted()
+        self._audit.record("sandbox.execution.accepted", caller, "accepted", execution_id=execution.id)
+        self._executions.add(execution)
+        self._idle.clear()
+        return execution
+
+    def _execution_over(self, execution: Execution) -> None:
+        self._executions.discard(execution)
+        if not self._executions:
+            self._idle.set()
+        conclusion = execution.conclusion
+        self._meter.ended(conclusion, execution.ticket.held)
+        self._audit.record(
+            "sandbox.execution.ended",
+            execution.caller,
+            conclusion.reason.value,
+            execution_id=execution.id,
+            exit_code=conclusion.exit_code,
+        )
+
+    async def drain(self, grace: float) -> None:
+        """Refuse new work and wait for what there is; after ``grace`` seconds cancel the rest and wait for its end."""
+        self._draining = True
+        self.runs.refuse()
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+                await self.runs.idle()
+        except TimeoutError:
+            self._shut_down()
+            await self._idle.wait()
+            await self.runs.idle()
+
+    def _shut_down(self) -> None:
+        self.runs.shut_down()
+        for execution in list(self._executions):
+            execution.shut_down()
+
+    async def close(self) -> None:
+        """End everything now."""
+        self._draining = True
+        self._shut_down()
+        # A task that is cancelled before its first step does not even clean up.
+        await asyncio.sleep(0)
+        await self.sessions.close()
+        await asyncio.gather(self.runs.close(), *(execution.abandon() for execution in self._executions))
+        await self._hub.close()
+        await self._keeper.close()
+        await self._store.close()
+        await self._audit.close()

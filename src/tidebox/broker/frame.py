@@ -1,0 +1,37 @@
+"""Numbered entries of a log, as they are kept and read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidebox.model.events import Output
+from tidebox.model.log import LogEntry
+
+# What an entry costs besides the bytes of its output, about.
+_ENTRY_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """An entry with its number, which is one more than that of the entry before."""
+
+    seq: int
+    entry: LogEntry
+
+    @property
+    def size(self) -> int:
+        """About how much memory it takes."""
+        return _ENTRY_BYTES + (len(self.entry.data) if isinstance(self.entry, Output) else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The entries from ``requested`` up to ``delivered``, that one excluded, are not kept any more."""
+
+    requested: int
+    delivered: int
+
+    @property
+    def lost(self) -> int:
+        """How many are missing."""
+        return self.delivered - self.requested

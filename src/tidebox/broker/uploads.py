@@ -1,0 +1,339 @@
+"""Uploads: files that come in over time, are gathered on disk, and reach a workspace all at once or not at all.
+
+Nothing is held in memory but the piece that just arrived: each part is spooled into a file of its own. A plain file is
+then renamed into the stage, an archive is unpacked there; only a stage that is whole takes its place in the workspace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tidebox.broker.audit import Audit
+from tidebox.broker.git import Fetch, GitRules, check
+from tidebox.broker.meter import Meter
+from tidebox.broker.workspaces import Workspaces
+from tidebox.errors import Overloaded, PayloadTooLarge, StoreUnavailable
+from tidebox.files.ignore import ALWAYS, Ignore
+from tidebox.files.staging import ArchiveKind, Stage, StageLimits, ignore_lines
+from tidebox.files.trees import NEW_FILE, opened, remove_tree
+from tidebox.model.ids import new_id
+from tidebox.model.principal import Caller
+from tidebox.model.source import GitSource
+
+_FLUSH_BYTES = 1 << 20
+MAX_CLONES = 4
+"""Fetches at once: each is a process with a connection of its own."""
+_STAGING_THREADS = 2
+MAX_UPLOADS = 16
+"""Uploads at once: each may take as much of the disk as a workspace before it is known to be too much."""
+MAX_REPOSITORY_FILES = 10_000
+MAX_REPOSITORY_DEPTH = 30
+"""Repositories are larger and deeper than what people upload; the workspace bounds both in the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadRules:
+    """How much one upload may bring."""
+
+    max_received: int
+    stage: StageLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploaded:
+    """What became of an upload."""
+
+    bytes_received: int
+    file_count: int
+    ignored_count: int
+    workspace_bytes: int
+    workspace_files: int
+    commit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Files in a directory of ours, ready to be put into a workspace or a box."""
+
+    tree: Path
+    files: int
+    ignored: int = 0
+    bytes: int = 0
+    commit: str | None = None
+
+
+class Part:
+    """One file as it arrives."""
+
+    def __init__(self, upload: Upload, descriptor: int, name: str, spool: str, archive: ArchiveKind | None) -> None:
+        self.name = name
+        self.archive = archive
+        self.spool = spool
+        self._upload = upload
+        self._descriptor = descriptor
+        self._waiting: list[bytes] = []
+        self._size = 0
+
+    async def write(self, data: bytes) -> None:
+        """Add what came next."""
+        self._upload.count(len(data))
+        self._waiting.append(data)
+        self._size += len(data)
+        if self._size >= _FLUSH_BYTES:
+            await self._flush()
+
+    async def close(self) -> None:
+        """Nothing more comes."""
+        await self._flush()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def abandon(self) -> None:
+        """Let go of it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    async def _flush(self) -> None:
+        waiting, self._waiting, self._size = self._waiting, [], 0
+        if waiting:
+            with _disk_errors():
+                await asyncio.to_thread(_write_all, self._descriptor, waiting)
+
+
+def _write_all(descriptor: int, pieces: list[bytes]) -> None:
+    view = memoryview(b"".join(pieces))
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+class Upload:
+    """An upload under way: parts come first, then ``finish``."""
+
+    def __init__(self, directory: Path, rules: UploadRules) -> None:
+        self._directory = directory
+        self._rules = rules
+        self._parts: list[Part] = []
+        self._received = 0
+        self.ignore: list[str] = list(ALWAYS)
+        """Patterns of what is left out."""
+        self.files: dict[str, bytes] = {}
+        """Small files that came with the request itself."""
+
+    def count(self, size: int) -> None:
+        """Bytes came in."""
+        self._received += size
+        if self._received > self._rules.max_received:
+            limit = self._rules.max_received
+            raise PayloadTooLarge(f"the upload is longer than {limit} bytes", limit=limit)
+
+    @property
+    def received(self) -> int:
+        """How many bytes came in."""
+        return self._received
+
+    @property
+    def part_count(self) -> int:
+        """How many parts there are."""
+        return len(self._parts)
+
+    def part(self, name: str, archive: ArchiveKind | None = None) -> Part:
+        """The next part; an archive is unpacked into the root of the workspace."""
+        if len(self._parts) >= self._rules.stage.max_files:
+            limit = self._rules.stage.max_files
+            raise PayloadTooLarge(f"more than {limit} files", limit=limit)
+        spool = str(len(self._parts))
+        descriptor = os.open(self._directory / "parts" / spool, NEW_FILE, 0o644)
+        part = Part(self, descriptor, name, spool, archive)
+        self._parts.append(part)
+        return part
+
+    def stage(self) -> Staged:
+        """Make one tree of all parts."""
+        tree = self._directory / "tree"
+        with opened(self._directory / "parts") as parts, opened(tree) as root:
+            left_out = Ignore(self.ignore)
+            with contextlib.closing(Stage(root, self._rules.stage, left_out)) as stage:
+                for part in self._parts:
+                    if part.archive is None:
+                        stage.adopt(part.name, parts, part.spool)
+                    else:
+                        self._unpack(stage, left_out, parts, part, part.archive)
+                for name, content in self.files.items():
+                    stage.put(name, content)
+        return Staged(tree, stage.file_count, stage.ignored)
+
+    def _unpack(self, stage: Stage, left_out: Ignore, parts: int, part: Part, kind: ArchiveKind) -> None:
+        descriptor = os.open(part.spool, os.O_RDONLY | os.O_CLOEXEC, dir_fd=parts)
+        try:
+            left_out.extend(ignore_lines(descriptor, kind, self._rules.stage))
+            stage.unpack(descriptor, kind)
+        finally:
+            os.close(descriptor)
+        os.unlink(part.spool, dir_fd=parts)
+
+    def abandon(self) -> None:
+        """Let go of what was not closed."""
+        for part in self._parts:
+            part.abandon()
+
+
+class Uploads:
+    """Takes in what is sent, or fetched, for sessions and runs."""
+
+    def __init__(
+        self, data_dir: Path, workspaces: Workspaces, rules: UploadRules, git: GitRules, meter: Meter, audit: Audit
+    ) -> None:
+        self._root = data_dir / "uploads"
+        self._audit = audit
+        self._workspaces = workspaces
+        self._rules = rules
+        self._git = git
+        self._meter = meter
+        self._clones = asyncio.Semaphore(MAX_CLONES)
+        self._under_way = 0
+        # Of their own, because they are long: whoever reads a log or a file must not wait for a slow host.
+        self._threads = ThreadPoolExecutor(MAX_CLONES + _STAGING_THREADS, thread_name_prefix="files")
+
+    async def start(self) -> None:
+        """Remove what an earlier server did not finish."""
+        await asyncio.to_thread(remove_tree, self._root)
+        await asyncio.to_thread(self._root.mkdir, 0o700, True)
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _in_thread(self, work: Callable[[], Staged]) -> asyncio.Future[Staged]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def check_git(self, source: GitSource) -> None:
+        """Refuse a repository that would not be fetched."""
+        check(source, self._git)
+
+    @contextlib.asynccontextmanager
+    async def receiving(self) -> AsyncIterator[Upload]:
+        """An upload, of which nothing is left afterwards but what was put into a workspace."""
+        self._audit.check()
+        if self._under_way >= MAX_UPLOADS:
+            raise Overloaded(f"{MAX_UPLOADS} uploads are under way", retry_after=1.0)
+        self._under_way += 1
+        try:
+            async with self._directory() as directory:
+                upload = Upload(directory, self._rules)
+                try:
+                    yield upload
+                finally:
+                    upload.abandon()
+        finally:
+            self._under_way -= 1
+
+    async def put(
+        self, caller: Caller, session_id: str, upload: Upload, kind: str, exists: Callable[[], Awaitable[object]]
+    ) -> Uploaded:
+        """Put a whole upload into the workspace of a session, unless ``exists`` raises that there is none any more."""
+        with _disk_errors():
+            staged = await self._in_thread(upload.stage)
+            return await self._put(caller, session_id, staged, kind, upload.received, exists)
+
+    async def put_repository(
+        self, caller: Caller, session_id: str, source: GitSource, exists: Callable[[], Awaitable[object]]
+    ) -> Uploaded:
+        """Put the files of a repository into the workspace of a session."""
+        async with self.fetched(source) as staged:
+            with _disk_errors():
+                return await self._put(caller, session_id, staged, "git", staged.bytes, exists)
+
+    async def _put(
+        self,
+        caller: Caller,
+        session_id: str,
+        staged: Staged,
+        kind: str,
+        received: int,
+        exists: Callable[[], Awaitable[object]],
+    ) -> Uploaded:
+        async with self._workspaces.for_upload(session_id, exists) as held:
+            tally = await held.put(staged.tree)
+        self._meter.uploaded(kind, received, staged.files)
+        self._audit.record(
+            "sandbox.session.files_uploaded",
+            caller,
+            "stored",
+            session_id=session_id,
+            kind=kind,
+            bytes=received,
+            files=staged.files,
+            commit=staged.commit,
+        )
+        return Uploaded(
+            bytes_received=received,
+            file_count=staged.files,
+            ignored_count=staged.ignored,
+            workspace_bytes=tally.bytes,
+            workspace_files=tally.files,
+            commit=staged.commit,
+        )
+
+    @contextlib.asynccontextmanager
+    async def fetched(self, source: GitSource) -> AsyncIterator[Staged]:
+        """The files of a repository, in a directory that lasts as long as this."""
+        check(source, self._git)
+        async with self._directory() as directory:
+            async with self._clones:
+                staged = await self._fetch(source, directory)
+            yield staged
+
+    async def _fetch(self, source: GitSource, directory: Path) -> Staged:
+        repository = directory / "repository"
+        await asyncio.to_thread(repository.mkdir, 0o700)
+        fetch = Fetch(source, self._git, repository)
+        work = self._in_thread(functools.partial(self._stage_fetched, fetch, directory / "tree"))
+        try:
+            with _disk_errors():
+                staged = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            fetch.stop()
+            await asyncio.wait([work])
+            raise
+        await asyncio.to_thread(remove_tree, repository)
+        return staged
+
+    def _stage_fetched(self, fetch: Fetch, tree: Path) -> Staged:
+        with opened(tree) as root:
+            limits = replace(self._rules.stage, max_files=MAX_REPOSITORY_FILES, max_depth=MAX_REPOSITORY_DEPTH)
+            with contextlib.closing(Stage(root, limits, Ignore(), keep_links=True)) as stage:
+                commit = fetch.into(stage)
+        return Staged(tree, stage.file_count, stage.ignored, stage.bytes, commit)
+
+    @contextlib.asynccontextmanager
+    async def _directory(self) -> AsyncIterator[Path]:
+        directory = self._root / new_id("up")
+        try:
+            await asyncio.to_thread(_make, directory)
+        except OSError as error:
+            raise StoreUnavailable(f"no upload can be taken: {error.strerror}") from error
+        try:
+            yield directory
+        finally:
+            await asyncio.to_thread(remove_tree, directory)
+
+
+def _make(directory: Path) -> None:
+    for name in ("parts", "tree"):
+        (directory / name).mkdir(mode=0o700, parents=True)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(f"the upload could not be kept: {error.strerror}") from error

@@ -1,0 +1,304 @@
+"""One journaled run from its place in the queue to its terminal phase.
+
+The worker is the only one that moves its run along: whoever cancels it, or shuts the server down, tells the worker.
+Each step is in the store before anybody hears of it, the last one before the log ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Callable
+
+from tidebox.broker.failures import internal_error
+from tidebox.broker.first_words import FirstWords
+from tidebox.broker.hub import Channel
+from tidebox.broker.keeping import Keeper, Kept
+from tidebox.broker.logwriter import LogWriter
+from tidebox.broker.meter import Meter
+from tidebox.broker.scheduler import Place, Scheduler, Ticket
+from tidebox.broker.stdin import StdinFeed
+from tidebox.broker.work import Work
+from tidebox.errors import QueueExpired, ShuttingDown, StoreUnavailable, TideboxError
+from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.log import Began, InputClosed, PhaseChanged, Truncated
+from tidebox.model.result import Outcome
+from tidebox.model.run import (
+    TRANSITIONS,
+    Conclusion,
+    Phase,
+    Reason,
+    Run,
+    Transition,
+    conclusion_of,
+    conclusion_of_failure,
+    ended,
+)
+from tidebox.runtime.base import Runner
+from tidebox.store.base import Store
+
+_RETRY_SECONDS = 0.1
+_LONGEST_RETRY_SECONDS = 5.0
+
+CANCELED = Conclusion(phase=Phase.KILLED, reason=Reason.CANCELED_BY_USER, message=Reason.CANCELED_BY_USER.value)
+_STARTUP_TIMEOUT = Conclusion(
+    phase=Phase.TIMED_OUT, reason=Reason.STARTUP_TIMEOUT, message="the program could not be started in time"
+)
+
+
+class Fate(enum.Enum):
+    """What becomes of a run that waits for a slot."""
+
+    RUNS = "runs"
+    EXPIRED = "expired"
+    CANCELED = "canceled"
+    LEFT = "left"
+
+
+class _Lost(Exception):
+    """The run is not this worker's any more: the store has it in another phase, or cannot be told of the next."""
+
+
+class Worker:
+    """Carries out one run."""
+
+    def __init__(
+        self,
+        user: str,
+        work: Work,
+        *,
+        runner: Runner,
+        store: Store,
+        scheduler: Scheduler,
+        meter: Meter,
+        on_step: Callable[[Run], None],
+        keeper: Keeper,
+        lane: str | None = None,
+    ) -> None:
+        self.work = work
+        self.ticket = Ticket(user, self._begin, self._expire, lane)
+        self.stdin: StdinFeed | None = None
+        self._runner = runner
+        self._store = store
+        self._scheduler = scheduler
+        self._meter = meter
+        self._on_step = on_step
+        self._keeper = keeper
+        self._kept = Kept()
+        self._verdict: Conclusion | None = None
+        self._beginning: asyncio.Task[None] | None = None
+        self._fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
+        self._cancel = asyncio.Event()
+        self._shut_down = False
+        self._startup: asyncio.Timeout | None = None
+        self._run: Run | None = None
+        self._channel: Channel | None = None
+
+    # What others tell it.
+
+    def cancel(self) -> None:
+        """End the run: at once if it waits for a slot or its program has not begun, else by TERM and then KILL."""
+        if self.ticket.place is Place.QUEUED:
+            self._scheduler.leave(self.ticket)
+            self._decide(Fate.CANCELED)
+            return
+        self._cancel.set()
+        if self._startup is not None and self._startup.when() is not None and not self._startup.expired():
+            self._startup.reschedule(asyncio.get_running_loop().time())
+
+    def kill(self, verdict: Conclusion) -> None:
+        """End the run with ``verdict``, at once and without any grace."""
+        if self._verdict is None:
+            self._verdict = verdict
+        self.cancel()
+        if self._startup is not None and not self._startup.expired():
+            self._startup.reschedule(asyncio.get_running_loop().time())
+
+    def shut_down(self) -> None:
+        """Cancel because the server ends. One that only waits stays in the queue if the store keeps it."""
+        self._shut_down = True
+        if self.ticket.place is Place.QUEUED and self._store.durable:
+            self._scheduler.leave(self.ticket)
+            self._decide(Fate.LEFT)
+        else:
+            self.cancel()
+
+    def _begin(self) -> None:
+        self._decide(Fate.RUNS)
+
+    def _expire(self) -> None:
+        self._decide(Fate.EXPIRED)
+
+    def _decide(self, fate: Fate) -> None:
+        if not self._fate.done():
+            self._fate.set_result(fate)
+
+    @property
+    def run(self) -> Run | None:
+        """Its run as the store has it."""
+        return self._run
+
+    @property
+    def phase(self) -> Phase:
+        """Where its run is now."""
+        return self._run.phase if self._run is not None else Phase.QUEUED
+
+    # What it does.
+
+    def attach(self, run: Run, channel: Channel) -> None:
+        """Take charge of a run that is in the store, and of its log."""
+        self._run = run
+        self._channel = channel
+        if self.work.interactive is not None:
+            self.stdin = StdinFeed(self.work.interactive, self._input_broken)
+
+    async def carry_out(self) -> Run | None:
+        """Bring the run to its end and return it as it is then; None if its end is not this server's to tell."""
+        assert self._run is not None
+        assert self._channel is not None
+        log = LogWriter(self._channel, self.work.log_cap, self._meter)
+        try:
+            conclusion = await self._conclusion(self._channel, log)
+            if conclusion is None:
+                return None
+            await self._told_of_beginning()
+            log.flush()
+            self._meter.ended(conclusion, self.ticket.held)
+            if conclusion.phase not in TRANSITIONS[self._run.phase]:
+                # It was over before it was said to have begun.
+                await self._advance(Transition(to=Phase.RUNNING, at=time.time()))
+            # Whoever sees that it is over finds its whole log.
+            await self._channel.flush()
+            step = ended(
+                conclusion,
+                time.time(),
+                log_bytes=log.written,
+                log_truncated=log.truncated,
+                artifact_bytes=self._kept.artifact_bytes,
+                left_out=self._kept.left_out,
+            )
+            return await self._advance(step)
+        except _Lost:
+            return None
+        finally:
+            if self.stdin is not None:
+                self.stdin.close()
+
+    def _input_broken(self, rule: str) -> None:
+        if self._channel is not None and not self._channel.over:
+            self._channel.publish(InputClosed(rule))
+            # What was sent against the rule, and after it, is dropped.
+            self._channel.publish(Truncated(rule))
+            self._meter.truncated(rule)
+
+    async def _conclusion(self, channel: Channel, log: LogWriter) -> Conclusion | None:
+        try:
+            fate = await self._fate
+            if fate is Fate.LEFT:
+                return None
+            if fate is Fate.CANCELED:
+                return self._canceled()
+            if fate is Fate.EXPIRED:
+                return conclusion_of_failure(QueueExpired("no slot became free in time"))
+            return await self._execute(channel, log)
+        except asyncio.CancelledError:
+            # Told to stop without any grace. The end is still written down.
+            self._shut_down = True
+            return self._canceled()
+        finally:
+            self._scheduler.leave(self.ticket)
+
+    def _canceled(self) -> Conclusion:
+        if self._shut_down:
+            return conclusion_of_failure(ShuttingDown("the server was shut down"))
+        return self._verdict or CANCELED
+
+    async def _execute(self, channel: Channel, log: LogWriter) -> Conclusion:
+        assert self._run is not None
+        if self._run.phase is Phase.QUEUED:
+            await self._advance(Transition(to=Phase.STARTING, at=time.time()))
+        self._meter.started(self.ticket.waited)
+        channel.publish(PhaseChanged(Phase.STARTING))
+
+        first_words = FirstWords(self.work.launch)
+
+        async def sink(event: Event) -> None:
+            if isinstance(event, Started):
+                if self._startup is not None and not self._startup.expired():
+                    self._startup.reschedule(None)
+                # The program does not wait for the store, but what it does is told only after it is known to run.
+                self._beginning = asyncio.get_running_loop().create_task(self._begun(channel, time.time()))
+                return
+            await self._told_of_beginning()
+            if isinstance(event, Output):
+                first_words.note(event.data)
+                log.write(event.stream, event.data)
+            elif isinstance(event, Exited):
+                log.flush()
+                # While the box is stopped and measured.
+                channel.hurry()
+
+        order = self.work.order(self.stdin.chunks() if self.stdin is not None else None)
+        startup = asyncio.timeout(self.work.startup_timeout)
+        try:
+            async with startup:
+                self._startup = startup
+                if self._cancel.is_set():
+                    return self._canceled()
+                order = await self._keeper.prepare(self._run, self.work, order)
+                ending = await self._runner.run(order, sink, self._cancel)
+                self._kept = await self._keeper.keep(self._run, self.work, ending)
+        except TideboxError as error:
+            return conclusion_of_failure(error)
+        except _Lost:
+            raise
+        except Exception as error:
+            if not startup.expired():
+                return conclusion_of_failure(internal_error("a run", error))
+            return self._canceled() if self._cancel.is_set() else _STARTUP_TIMEOUT
+        finally:
+            self._startup = None
+        if ending.outcome is Outcome.CANCELLED and (self._shut_down or self._verdict is not None):
+            return self._canceled()
+        if ending.outcome is Outcome.EXITED and (failure := first_words.failure(ending.exit_code)) is not None:
+            return Conclusion(
+                phase=Phase.FAILED,
+                reason=Reason.EXEC_FAILED,
+                message=failure,
+                exit_code=ending.exit_code,
+                usage=ending.usage,
+            )
+        pids = self.work.spec.limits.pids
+        return conclusion_of(ending.outcome, ending.exit_code, ending.signal, ending.usage, pids_limit=pids)
+
+    async def _begun(self, channel: Channel, at: float) -> None:
+        run = await self._advance(Transition(to=Phase.RUNNING, at=at))
+        self._meter.running(at - run.created_at)
+        channel.publish(PhaseChanged(Phase.RUNNING))
+        channel.publish(Began(at))
+
+    async def _told_of_beginning(self) -> None:
+        if self._beginning is not None:
+            # Whoever is told to stop while it waits leaves the step to be taken all the same.
+            await asyncio.shield(self._beginning)
+            self._beginning = None
+
+    async def _advance(self, step: Transition) -> Run:
+        """Take a step, however long the store is away, unless the server ends; raises where the run cannot take it."""
+        assert self._run is not None
+        pause = _RETRY_SECONDS
+        while True:
+            try:
+                following = await self._store.advance_run(self._run.id, step)
+            except StoreUnavailable:
+                if self._shut_down:
+                    raise _Lost from None
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_RETRY_SECONDS)
+                continue
+            if following is None:
+                raise _Lost
+            self._run = following
+            self._on_step(following)
+            return following

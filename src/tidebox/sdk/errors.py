@@ -1,0 +1,116 @@
+"""What goes wrong between a client and a server.
+
+    TideboxError
+    ├── ServerUnreachable     no connection could be made
+    ├── ConnectionLost        the connection broke before the answer came
+    ├── ClientClosed          the client was closed, by its own side
+    ├── VersionRefused        the server does not speak this version of the protocol
+    ├── ServerRefused         refused for good, for a reason that has no class of its own
+    └── ServerProtocolError   the server broke the protocol
+
+What the server itself found wrong keeps its class of ``tidebox.errors``: ``InvalidRequest``, ``UnknownLanguage``,
+``Overloaded``, ``Unauthorized`` and so on; ``details['code']`` is the code as the protocol spells it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tidebox.errors import (
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    RateLimited,
+    TideboxError,
+    Unauthorized,
+    UnknownLanguage,
+)
+
+VERSION_HEADER = "X-Protocol-Version"
+
+
+class ServerUnreachable(TideboxError):
+    """No connection to the server could be made."""
+
+    code = "server_unreachable"
+    retryable = True
+    http_status = 503
+
+
+class ConnectionLost(TideboxError):
+    """The connection broke before the answer came; the server ends what ran on it."""
+
+    code = "connection_lost"
+    retryable = True
+    http_status = 503
+
+
+class ClientClosed(TideboxError):
+    """The client was closed."""
+
+    code = "client_closed"
+
+
+class VersionRefused(TideboxError):
+    """The server does not speak the version of the protocol that this client speaks."""
+
+    code = "version_refused"
+
+
+class ServerRefused(TideboxError):
+    """The server refused for a reason that this client has no class for; asking again does not help."""
+
+    code = "server_refused"
+
+
+class ServerProtocolError(TideboxError):
+    """The server sent something the protocol does not allow."""
+
+    code = "server_protocol_error"
+
+
+_BY_CODE: dict[str, type[TideboxError]] = {
+    "LANGUAGE_NOT_SUPPORTED": UnknownLanguage,
+    "INVALID_REQUEST": InvalidRequest,
+    "UNKNOWN_EXECUTION": NotFound,
+    "SANDBOX_OVERLOADED": Overloaded,
+    "INTERNAL_ERROR": InternalError,
+    "NETWORK_ERROR": InternalError,
+}
+
+_BY_STATUS: dict[int, type[TideboxError]] = {
+    400: InvalidRequest,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    426: VersionRefused,
+    429: RateLimited,
+    503: ServerUnreachable,
+}
+
+
+def from_frame(code: str, message: str, *, retryable: bool) -> TideboxError:
+    """The error that an ``error`` frame tells of; a code that is not known counts by whether a retry may help."""
+    kind = _BY_CODE.get(code)
+    if kind is None or kind.retryable is not retryable:
+        kind = InternalError if retryable else ServerRefused
+    return kind(message, code=code)
+
+
+def from_response(status: int, body: bytes) -> TideboxError:
+    """The error that an HTTP answer other than the upgrade tells of."""
+    try:
+        said = json.loads(body)["error"]
+        message, code, more = str(said["message"]), str(said["code"]), dict(said.get("details") or {})
+    except (ValueError, KeyError, TypeError):
+        message, code, more = f"the server answered with HTTP status {status}", "", {}
+    kind = _BY_STATUS.get(status)
+    if kind is None:
+        kind = ServerUnreachable if status >= 500 else ServerRefused
+    if more.get("field") == VERSION_HEADER:
+        kind = VersionRefused
+    details: dict[str, Any] = more | {"status": status} | ({"code": code} if code else {})
+    return kind(message, **details)

@@ -1,0 +1,190 @@
+"""One connection's executions and pings, without any I/O: messages in, news for whoever waits; frames to send out."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import math
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TypedDict
+
+from tidebox.errors import TideboxError
+from tidebox.model.limits import MIB, check_limit
+from tidebox.model.limits import Limits as DefaultLimits
+from tidebox.sdk.accumulator import Accumulator
+from tidebox.sdk.errors import from_frame
+from tidebox.sdk.frames import (
+    Cancel,
+    Error,
+    Execute,
+    Limits,
+    Load,
+    Ping,
+    Pong,
+    Stderr,
+    Stdout,
+    decode,
+    encode,
+    make_execute,
+)
+from tidebox.sdk.result import Output
+
+DEFAULTS = DefaultLimits()
+
+_prefix = f"exec_{secrets.token_hex(4)}"
+_numbers = itertools.count(1)
+
+
+class Options(TypedDict, total=False):
+    """What else can be said of an execution; sizes in bytes and times in seconds, as everywhere in Tidebox."""
+
+    stdin: str | None
+    env: Mapping[str, str] | None
+    timeout: float
+    memory: int
+    cpu_shares: int | None
+    output: int | None
+    """How much it may print; more ends it."""
+
+
+def make_request(
+    code: str,
+    language: str = "python",
+    *,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = DEFAULTS.timeout,
+    memory: int = DEFAULTS.memory,
+    cpu_shares: int | None = None,
+    output: int | None = None,
+) -> Execute:
+    """The ``execute`` message for a program."""
+    for name, value in (("timeout", timeout), ("memory", memory), ("cpu_shares", cpu_shares), ("output", output)):
+        if value is not None:
+            check_limit(name, value)
+    return make_execute(
+        id=f"{_prefix}{next(_numbers)}",
+        language=language,
+        code=code,
+        stdin=stdin,
+        env=None if env is None else dict(env),
+        limits=Limits(
+            timeout_ms=math.ceil(timeout * 1000),
+            memory_mb=math.ceil(memory / MIB),
+            cpu_shares=cpu_shares,
+            max_output_bytes=output,
+        ),
+    )
+
+
+class Waiting(abc.ABC):
+    """Somebody waits for something; ``wake`` is called when there is news."""
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = _nobody
+
+    @abc.abstractmethod
+    def fail(self, error: TideboxError) -> None:
+        """It will not come, and this is why."""
+
+
+def _nobody() -> None:
+    """Nobody waits yet."""
+
+
+class Progress(Waiting):
+    """One execution: what is known of it, and the output that was not read yet."""
+
+    def __init__(self, execution_id: str) -> None:
+        super().__init__()
+        self.known = Accumulator(execution_id)
+        self.unread: deque[Output] = deque()
+
+    def fail(self, error: TideboxError) -> None:
+        self.known.failure = error
+        self.wake()
+
+
+class Question(Waiting):
+    """A ping without its answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered = False
+        self.load: Load | None = None
+        self.failure: TideboxError | None = None
+
+    def fail(self, error: TideboxError) -> None:
+        self.failure = error
+        self.wake()
+
+
+class Session:
+    """Who waits for what on one connection."""
+
+    def __init__(self) -> None:
+        self._executions: dict[str, Progress] = {}
+        self._questions: deque[Question] = deque()
+
+    def execute(self, request: Execute) -> tuple[Progress, bytes]:
+        """A new execution, and the frame that asks for it."""
+        frame = encode(request)
+        progress = self._executions[request.id] = Progress(request.id)
+        return progress, frame
+
+    def cancel(self, progress: Progress) -> bytes | None:
+        """The frame that cancels an execution, if it is still under way here."""
+        if progress.known.execution_id not in self._executions:
+            return None
+        return encode(Cancel(id=progress.known.execution_id))
+
+    def forget(self, progress: Progress) -> None:
+        """Nobody wants to know more of this execution."""
+        self._executions.pop(progress.known.execution_id, None)
+
+    def ping(self) -> tuple[Question, bytes]:
+        """A question, and its frame."""
+        question = Question()
+        self._questions.append(question)
+        return question, encode(Ping())
+
+    def receive(self, data: bytes | str) -> None:
+        """Take a message of the server's; raises ``ServerProtocolError`` if it is none."""
+        message = decode(data)
+        if message is None:
+            return
+        if isinstance(message, Pong):
+            if self._questions:
+                question = self._questions.popleft()
+                question.answered, question.load = True, message.load
+                question.wake()
+            return
+        if message.id is None:
+            # Only a ping is sent without an id, so an error without one is about a ping.
+            assert isinstance(message, Error)
+            if self._questions:
+                failure = from_frame(message.code, message.message, retryable=message.retryable)
+                self._questions.popleft().fail(failure)
+            return
+        progress = self._executions.get(message.id)
+        if progress is None:
+            return  # of an execution that nobody wants to know of, or that was over before its cancel arrived
+        progress.known.apply(message)
+        if isinstance(message, Stdout):
+            progress.unread.append(Output("stdout", message.data))
+        elif isinstance(message, Stderr):
+            progress.unread.append(Output("stderr", message.data))
+        elif progress.known.is_over():
+            del self._executions[message.id]
+        progress.wake()
+
+    def end(self, error: TideboxError) -> None:
+        """The connection is gone: everything that still waits on it fails."""
+        waiting: list[Waiting] = [*self._executions.values(), *self._questions]
+        self._executions.clear()
+        self._questions.clear()
+        for each in waiting:
+            # One error each: they are raised in different places, maybe at the same time.
+            each.fail(type(error)(error.message, **error.details))

@@ -1,0 +1,94 @@
+"""How a connection is opened, and what its errors mean: what the two clients have in common."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from websockets.datastructures import Headers
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidMessage,
+    InvalidStatus,
+    InvalidURI,
+    WebSocketException,
+)
+
+import tidebox
+from tidebox.errors import InvalidRequest, TideboxError
+from tidebox.sdk.errors import (
+    VERSION_HEADER,
+    ConnectionLost,
+    ServerProtocolError,
+    ServerUnreachable,
+    VersionRefused,
+    from_response,
+)
+from tidebox.sdk.frames import VERSION
+from tidebox.sdk.target import Target
+
+# How often an idle connection is looked after, and how long the answer may take.
+HEARTBEAT_SECONDS = 20.0
+CLOSE_SECONDS = 2.0
+# A server splits its output into much smaller messages.
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+
+def options(target: Target, timeout: float) -> dict[str, Any]:
+    """The arguments of ``connect`` for a target."""
+    headers = {VERSION_HEADER: str(VERSION)}
+    if target.key is not None:
+        headers["Authorization"] = f"Bearer {target.key}"
+    return {
+        "additional_headers": headers,
+        "user_agent_header": f"tidebox/{tidebox.__version__}",
+        "compression": None,
+        "proxy": None if target.local else True,
+        "open_timeout": timeout,
+        "ping_interval": HEARTBEAT_SECONDS,
+        "ping_timeout": HEARTBEAT_SECONDS,
+        "close_timeout": CLOSE_SECONDS,
+        "max_size": MAX_MESSAGE_BYTES,
+        # Whoever leaves output unread must not stop the answers to pings and the output of other executions. It is
+        # bounded all the same: by the output limits that the executions were given.
+        "max_queue": None,
+    }
+
+
+def check_version(headers: Headers | None) -> None:
+    """Refuse a server that says it speaks another version."""
+    said = headers.get(VERSION_HEADER) if headers is not None else None
+    if said is not None and str(VERSION) not in (word.strip() for word in said.split(",")):
+        raise VersionRefused(f"the server speaks version {said} of the protocol, this client version {VERSION}")
+
+
+def opening_error(target: Target, error: Exception) -> TideboxError:
+    """Why no connection could be made."""
+    if isinstance(error, InvalidStatus):
+        refused = from_response(error.response.status_code, bytes(error.response.body or b""))
+        if error.response.status_code != 401 or target.key is not None:
+            return refused
+        return type(refused)(
+            f"{refused.message} (no key was given, none is in SANDBOX_API_KEY or in the server's data directory)",
+            **refused.details,
+        )
+    if isinstance(error, InvalidURI):
+        return InvalidRequest(str(error), field="url")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ServerUnreachable(f"the certificate of {target.uri} cannot be trusted: {error.verify_message}")
+    if isinstance(error, InvalidHandshake) and not isinstance(error, InvalidMessage):
+        return ServerProtocolError(f"what answers at {target.uri} is not a Tidebox server: {error}")
+    reason = str(error) or "it was closed before it was made"
+    return ServerUnreachable(f"no connection to {target.uri}: {reason}")
+
+
+def closing_error(error: Exception) -> TideboxError:
+    """Why a connection that was there is gone."""
+    if isinstance(error, ConnectionClosed) and error.rcvd is not None:
+        words = f"{error.rcvd.code} {error.rcvd.reason}".strip()
+        return ConnectionLost(f"the server closed the connection ({words})", close_code=error.rcvd.code)
+    return ConnectionLost(f"the connection to the server broke: {error}")
+
+
+OPENING_ERRORS = (OSError, TimeoutError, WebSocketException)

@@ -1,0 +1,437 @@
+"""The composition root of the server: settings in, a running server until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import functools
+import ipaddress
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+import uvloop
+
+import tidebox
+from tidebox import logs
+from tidebox.config import Settings
+from tidebox.data_dir import DataDir
+from tidebox.embedded import Engine
+from tidebox.errors import Conflict, GuaranteeMissing, InvalidRequest, RuntimeUnavailable
+from tidebox.model.limits import MIB, Limits
+from tidebox.model.policy import Policy, Request, terms_of
+from tidebox.model.runtimes import Runtimes
+from tidebox.runtime.base import BoxSpec, Report
+from tidebox.runtime.registry import describe_runtimes, resolve_image
+
+if TYPE_CHECKING:
+    from tidebox.api.auth import Authenticator
+    from tidebox.api.services import Services
+    from tidebox.broker.access import Sandboxes
+    from tidebox.broker.audit import Audit
+    from tidebox.broker.filekeeping import FileKeeper
+    from tidebox.broker.meter import Meter
+    from tidebox.broker.tokens import KeyRing
+    from tidebox.store.base import Store
+
+_log = structlog.get_logger("tidebox.server")
+_BACKLOG = 2048
+# The store and the logs are used by threads: what they bring must not wait for the event loop's next pause.
+_SWITCH_SECONDS = 0.0005
+_DESCRIPTORS = 65536
+
+
+def serve(settings: Settings) -> None:
+    """Serve until a signal says to stop; raises what keeps it from starting."""
+    logs.configure(settings.log_level)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    _allow_many_connections()
+    with DataDir(settings.data_dir) as data_dir, _listening_socket(settings) as sock:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(settings, data_dir, sock))
+
+
+def _allow_many_connections() -> None:
+    """Raise the soft limit on descriptors, which is low for programs that still use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class _Stop:
+    """What signals ask for: the first to stop, the second to stop at once, the third to be gone."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.asked = asyncio.Event()
+        self.hurried = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self.hurried.is_set():
+            os._exit(1)
+        if self.asked.is_set():
+            self.hurried.set()
+        self.asked.set()
+
+
+async def _run(settings: Settings, data_dir: DataDir, sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    logs.report_loop_failures(loop)
+    stop = _Stop(loop)
+    # Boxes of the interpreter service have another shape than those of an execution.
+    engine = Engine(settings, shapes=(BoxSpec(), _service_shape(_policy(settings))))
+    try:
+        probing = loop.create_task(engine.runtime.probe())
+        # The spawner starts, as a program of its own, while this one loads the rest of itself.
+        await asyncio.sleep(0)
+        services = _compose(settings, data_dir, engine)
+        report = await probing
+        services.runtimes.infos = describe_runtimes(report, tidebox.__version__, engine.images)
+        _require_guarantees(report, settings)
+        try:
+            await services.broker.open()
+        except OSError as error:
+            raise InvalidRequest(f"the audit log in {data_dir.path} cannot be written: {error.strerror}") from None
+        try:
+            await _serve(services, engine, sock, _banner(settings, data_dir, sock, report), stop)
+        finally:
+            await services.sandboxes.close()
+            await services.broker.close()
+    finally:
+        await engine.close()
+
+
+def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
+    from tidebox.api.health import Health
+    from tidebox.api.metrics import Levels, Metrics
+    from tidebox.api.rates import RateLimiter
+    from tidebox.api.services import Services
+    from tidebox.api.signing import Signer
+    from tidebox.broker.audit import Audit
+    from tidebox.broker.broker import Broker
+    from tidebox.broker.hub import Hub
+    from tidebox.broker.logfile import LogFiles
+    from tidebox.broker.logwriter import PIECE_BYTES
+    from tidebox.broker.planning import Planner
+    from tidebox.broker.quotas import Quotas
+    from tidebox.broker.runs import Retention
+
+    def levels() -> Levels:
+        load = broker.load
+        return Levels(
+            active=load.active,
+            queued=load.queued,
+            cells=engine.pool.parked_total(),
+            boxes=engine.runtime.live_boxes(),
+            spawner_up=engine.runtime.spawner_pid() is not None,
+            phases={phase.value: count for phase, count in broker.runs.phases().items()},
+        )
+
+    metrics = Metrics(engine.runtime.name, levels)
+    store = _store(settings)
+    audit = Audit(settings.data_dir / "audit", retention_days=settings.audit_retention_days)
+    files = _files(settings, store, metrics, audit)
+    broker = Broker(
+        runner=engine.driver,
+        store=store,
+        keeper=files,
+        audit=audit,
+        max_concurrent=settings.max_concurrent_runs,
+        max_concurrent_per_user=settings.max_concurrent_runs_per_user,
+        queue_max=settings.queue_max_length,
+        queue_max_per_user=settings.queue_max_length_per_user,
+        queue_ttl=settings.queue_ttl_sec,
+        meter=metrics,
+        quotas=Quotas(
+            runs_per_session=settings.max_runs_per_session, cpu_seconds_per_day=settings.max_cpu_seconds_per_day
+        ),
+        retention=Retention(
+            claims=settings.idempotency_ttl_sec,
+            # A run is known for as long as its artifacts are.
+            runs=max(Retention().runs, settings.artifact_ttl_hours * 3600),
+        ),
+        reaper_interval=settings.reaper_interval_sec,
+        hub=Hub(
+            LogFiles(settings.data_dir / "runs"),
+            buffer_bytes=settings.ws_buffer_frames * PIECE_BYTES,
+            heartbeat_seconds=settings.ws_heartbeat_sec,
+            on_drop=metrics.dropped,
+        ),
+    )
+    policy = _policy(settings)
+    runtimes = Runtimes(functools.partial(resolve_image, engine.images))
+    return Services(
+        settings=settings,
+        broker=broker,
+        languages=_languages(engine),
+        authenticator=_authenticator(settings, data_dir),
+        rate_limiter=RateLimiter(settings.rate_limit),
+        metrics=metrics,
+        health=Health(),
+        policy=policy,
+        planner=Planner(policy, runtimes),
+        runtimes=runtimes,
+        files=files,
+        audit=audit,
+        sandboxes=_sandboxes(settings, engine, store, audit),
+        signer=Signer(
+            settings.ws_signing_secret or settings.api_key or data_dir.api_key(),
+            ttl=settings.ws_signed_url_ttl_sec,
+            enabled=settings.ws_signed_urls,
+        ),
+    )
+
+
+def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> FileKeeper:
+    from tidebox.broker.artifacts import ArtifactRules, Artifacts
+    from tidebox.broker.filekeeping import FileKeeper
+    from tidebox.broker.git import GitRules
+    from tidebox.broker.uploads import UploadRules, Uploads
+    from tidebox.broker.workspaces import Workspaces
+    from tidebox.files.staging import StageLimits
+    from tidebox.files.trees import TreeLimits
+
+    workspace = settings.workspace_cap_mb * MIB
+    workspaces = Workspaces(settings.data_dir, TreeLimits(max_bytes=workspace, max_entries=Limits().inodes - 1))
+    rules = ArtifactRules(
+        max_run_bytes=settings.max_artifact_bytes_per_run_mb * MIB,
+        max_user_bytes=settings.max_artifact_bytes_per_user_mb * MIB,
+        ttl=settings.artifact_ttl_hours * 3600,
+    )
+    stage = StageLimits(max_bytes=workspace, max_files=settings.max_upload_files, max_depth=settings.max_upload_depth)
+    git = GitRules(
+        schemes=settings.git_schemes, hosts=settings.git_hosts, timeout=settings.git_timeout_sec, max_bytes=workspace
+    )
+    upload_rules = UploadRules(max_received=settings.max_upload_mb * MIB, stage=stage)
+    uploads = Uploads(settings.data_dir, workspaces, upload_rules, git, meter, audit)
+    return FileKeeper(store, workspaces, Artifacts(settings.data_dir, store, rules, meter), uploads, audit)
+
+
+def _sandboxes(settings: Settings, engine: Engine, store: Store, audit: Audit) -> Sandboxes:
+    from tidebox.broker.access import Sandboxes
+    from tidebox.broker.bindings import Bindings
+    from tidebox.broker.leases import Terms
+    from tidebox.broker.stock import Stock
+    from tidebox.model.sandbox import Capability, CapabilityPolicy
+
+    def keys() -> KeyRing:
+        from tidebox.broker.tokens import KeyRing
+
+        return KeyRing(
+            settings.data_dir / "keys" / "sandbox-tokens.json",
+            token_ttl=settings.token_ttl_sec,
+            rotation=settings.token_key_rotation_sec,
+        )
+
+    def allowed(names: Sequence[str]) -> frozenset[Capability]:
+        return frozenset(map(Capability, names))
+
+    bindings = Bindings(
+        store=store,
+        audit=audit,
+        stock=Stock(engine.runtime, _live_shape(settings), settings.pool_sandboxes),
+        terms=Terms(
+            token_ttl=settings.token_ttl_sec,
+            lease_ttl=settings.lease_ttl_sec,
+            idle_timeout=settings.idle_timeout_sec,
+            hard_ttl=settings.hard_ttl_sec,
+            grace=settings.reaper_grace_sec,
+        ),
+        max_per_user=settings.max_sandboxes_per_user,
+        claims_kept=settings.idempotency_ttl_sec,
+        enabled=settings.enable_execution,
+    )
+    return Sandboxes(
+        bindings,
+        audit=audit,
+        keys=keys,
+        capabilities=CapabilityPolicy(
+            human=allowed(settings.capabilities_human),
+            agent=allowed(settings.capabilities_agent),
+            roles={
+                role: allowed(names.split("+"))
+                for role, _, names in (rule.partition("=") for rule in settings.capabilities_roles)
+            },
+        ),
+        bind_address=settings.token_bind_address,
+        look_interval=settings.reaper_interval_sec,
+    )
+
+
+def _live_shape(settings: Settings) -> BoxSpec:
+    """What long-lived boxes have in common. What is in their workspace counts as memory too."""
+    workspace = settings.workspace_cap_mb * MIB
+    return BoxSpec(
+        limits=Limits(
+            memory=settings.live_mem_mb * MIB + workspace,
+            pids=settings.pids_limit,
+            workspace=workspace,
+            file_size=workspace,
+            open_files=settings.ulimit_nofile,
+        ),
+        shared=True,
+    )
+
+
+def _store(settings: Settings) -> Store:
+    if settings.store_backend == "memory":
+        from tidebox.store.memory import MemoryStore
+
+        return MemoryStore()
+    from tidebox.store.sql.store import PostgresStore, SqliteStore
+
+    if settings.store_backend == "postgres":
+        if settings.store_url is None:
+            raise InvalidRequest(
+                "SANDBOX_STORE_BACKEND is postgres: SANDBOX_STORE_URL must say where", field="store_url"
+            )
+        return PostgresStore(settings.store_url)
+    return SqliteStore(settings.store_db_path or settings.data_dir / "meta" / "sandbox_store.db")
+
+
+def _policy(settings: Settings) -> Policy:
+    """The part of the settings that says what runs may use."""
+    names = {item.name for item in dataclasses.fields(Settings)}
+    return Policy(
+        **{item.name: getattr(settings, item.name) for item in dataclasses.fields(Policy) if item.name in names}
+    )
+
+
+def _service_shape(policy: Policy) -> BoxSpec:
+    """What the boxes of the interpreter service have in common."""
+    limits = terms_of(dataclasses.replace(policy, network_default="deny_all"), Request()).limits(policy)
+    return BoxSpec(limits=limits, executable=not policy.workspace_noexec)
+
+
+def _languages(engine: Engine) -> frozenset[str]:
+    found = engine.runtime.interpreters
+    there = {"python": found.python, "shell": "/bin/sh", "javascript": found.node, "elixir": found.elixir}
+    return frozenset(language for language, interpreter in there.items() if interpreter)
+
+
+def _authenticator(settings: Settings, data_dir: DataDir) -> Authenticator:
+    from tidebox.api.auth import Authenticator
+
+    verify = None
+    if settings.auth_jwt_secret or settings.auth_jwks_file:
+        # Loaded only where tokens are accepted: cryptography takes its time.
+        from tidebox.api.tokens import TokenVerifier
+
+        verify = TokenVerifier(
+            secret=settings.auth_jwt_secret,
+            jwks_file=settings.auth_jwks_file,
+            audience=settings.auth_jwt_audience,
+            issuer=settings.auth_jwt_issuer,
+        )
+    return Authenticator(settings.api_key or data_dir.api_key(), verify)
+
+
+async def _serve(services: Services, engine: Engine, sock: socket.socket, banner: str, stop: _Stop) -> None:
+    from tidebox.api.app import create_app
+    from tidebox.api.listener import Listener
+
+    app = create_app(services)
+    listener = Listener(app, services.settings)
+    async with listener.listening(sock):
+        if services.settings.enable_execution:
+            engine.start()
+        app.load()
+        taking_up = asyncio.create_task(_take_up(services))
+        _greet(banner)
+        asked = asyncio.create_task(stop.asked.wait())
+        await asyncio.wait({taking_up, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if taking_up.done():
+            taking_up.result()
+            await asked
+        else:
+            taking_up.cancel()
+        _log.info("stopping", grace_sec=services.settings.drain_grace_sec)
+        services.health.draining = True
+        listener.stop_accepting()
+        draining = asyncio.create_task(services.broker.drain(services.settings.drain_grace_sec))
+        hurried = asyncio.create_task(stop.hurried.wait())
+        await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.hurried.is_set():
+            listener.hurry()
+        draining.cancel()
+        hurried.cancel()
+
+
+async def _take_up(services: Services) -> None:
+    await services.sandboxes.start()
+    await services.broker.take_up()
+
+
+def _require_guarantees(report: Report, settings: Settings) -> None:
+    if not settings.enable_execution:
+        return
+    if not report.available:
+        raise RuntimeUnavailable(f"the {report.runtime} runtime does not work here: {report.reason}")
+    if report.missing and not settings.allow_weak_isolation:
+        names = [finding.guarantee.value for finding in report.missing]
+        remedies = dict.fromkeys(finding.remedy for finding in report.missing if finding.remedy)
+        raise GuaranteeMissing(
+            f"the {report.runtime} runtime cannot enforce {', '.join(names)} here. What helps: "
+            f"{'; '.join([*remedies, 'SANDBOX_ALLOW_WEAK_ISOLATION=1 accepts boxes without it'])}",
+            guarantees=names,
+        )
+
+
+def _listening_socket(settings: Settings) -> socket.socket:
+    host, port = settings.host, settings.port
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InvalidRequest(f"cannot listen on {host}: {error.strerror}", field="host") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise Conflict(f"port {port} of {host} is taken by another program", field="port") from None
+        raise InvalidRequest(f"cannot listen on port {port} of {host}: {error.strerror}", field="port") from None
+    return sock
+
+
+def _banner(settings: Settings, data_dir: DataDir, sock: socket.socket, report: Report) -> str:
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    key = "as SANDBOX_API_KEY says" if settings.api_key else str(data_dir.key_file)
+    missing = [finding.guarantee.value for finding in report.missing]
+    isolation = f"all {len(report.findings)} guarantees enforced"
+    if not settings.enable_execution:
+        isolation = "execution is turned off"
+    elif missing:
+        isolation = f"WEAK, as allowed: {', '.join(missing)} not enforced"
+    rows = [
+        ("url", f"http://{shown}:{port}"),
+        ("API key", key),
+        ("runtime", report.runtime),
+        ("isolation", isolation),
+    ]
+    if settings.public_url:
+        rows.insert(1, ("public url", settings.public_url))
+    if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+        rows.append(("note", "reachable from other machines, without encryption: put a proxy with TLS before it"))
+    return "\n".join([f"Tidebox {tidebox.__version__}", *(f"  {name:<11}{value}" for name, value in rows)])
+
+
+def _greet(banner: str) -> None:
+    # Whoever started the server need not read it.
+    try:
+        sys.stdout.write(banner + "\n")
+        sys.stdout.flush()
+    except OSError:
+        pass

@@ -1,0 +1,128 @@
+"""What becomes of running programs, clients and the process when a server is told to stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from tests.api.conftest import NO_CELLS, RunningServer
+
+SERVICE_RESTART = 1012
+FEW_CELLS = {"pool_blank": "0", "pool_python": "1", "pool_node": "0"}
+
+
+def open_socket(server: RunningServer) -> ClientConnection:
+    return connect(server.ws_url, additional_headers=server.headers)
+
+
+def execute(socket: ClientConnection, id: str, code: str) -> None:
+    """Send an order, and wait until its program has said ``ready``."""
+    frame = {
+        "v": 1,
+        "type": "execute",
+        "id": id,
+        "ts": "2026-01-01T00:00:00.000Z",
+        "language": "python",
+        "code": code,
+        "limits": {"timeout_ms": 60_000, "memory_mb": 128},
+    }
+    socket.send(json.dumps(frame))
+
+
+def frames(socket: ClientConnection) -> Iterator[dict[str, Any]]:
+    """What the server sends until it closes the connection."""
+    try:
+        while True:
+            yield json.loads(socket.recv(timeout=30))
+    except ConnectionClosed:
+        return
+
+
+def until_output(socket: ClientConnection) -> None:
+    for frame in frames(socket):
+        if frame["type"] == "stdout":
+            return
+    pytest.fail("the connection was closed")
+
+
+def wait_for_log(server: RunningServer, event: str) -> None:
+    deadline = time.monotonic() + 20
+    while not any(json.loads(line).get("event") == event for line in list(server.log_lines)):
+        assert time.monotonic() < deadline, server.log
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_server_ends_at_once(number: signal.Signals, start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(**NO_CELLS)
+    started = time.monotonic()
+    assert server.stop(number) == 0
+    assert time.monotonic() - started < 10
+
+
+def test_idle_clients_are_told(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(**NO_CELLS)
+    with open_socket(server) as socket:
+        server.process.send_signal(signal.SIGTERM)
+        assert list(frames(socket)) == []
+        assert socket.close_code == SERVICE_RESTART
+    assert server.wait() == 0
+
+
+def test_what_runs_may_finish_and_nothing_new_begins(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(**FEW_CELLS)
+    with open_socket(server) as socket, httpx2.Client(base_url=server.url) as client:
+        assert client.get("/healthz").status_code == 200
+        execute(socket, "first", "print('ready', flush=True)\nimport time\ntime.sleep(2)\nprint('done')")
+        until_output(socket)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for_log(server, "stopping")
+        answer = client.get("/healthz")
+        assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
+        with pytest.raises(ConnectionRefusedError):
+            open_socket(server)
+        execute(socket, "second", "print('never')")
+        left = list(frames(socket))
+    refused = [frame for frame in left if frame["id"] == "second"]
+    assert [(frame["type"], frame["code"], frame["retryable"]) for frame in refused] == [
+        ("error", "SANDBOX_OVERLOADED", True)
+    ]
+    first = [frame for frame in left if frame["id"] == "first"]
+    assert [frame["type"] for frame in first] == ["stdout", "status", "result"]
+    assert (first[0]["data"], first[2]["exit_code"]) == ("done\n", 0)
+    assert server.wait() == 0
+
+
+def test_what_does_not_finish_in_time_is_ended(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(drain_grace_sec="0.2", **FEW_CELLS)
+    with open_socket(server) as socket:
+        execute(socket, "endless", "print('ready', flush=True)\nwhile True: pass")
+        until_output(socket)
+        server.process.send_signal(signal.SIGTERM)
+        (last,) = frames(socket)
+    assert (last["type"], last["retryable"]) == ("error", True)
+    assert server.wait() == 0
+
+
+def test_a_second_signal_does_not_wait(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(drain_grace_sec="600", **FEW_CELLS)
+    with open_socket(server) as socket:
+        execute(
+            socket,
+            "endless",
+            "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\nwhile True: pass",
+        )
+        until_output(socket)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for_log(server, "stopping")
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < 10

@@ -8,7 +8,6 @@ pattern named.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -86,7 +85,7 @@ class ArtifactDirectory:
 
     def _write(self, directory: int, name: str, content: bytes) -> None:
         # Replacing goes by rename, which puts the file in the place of a link instead of writing through it.
-        written = f".tidebox-{secrets.token_hex(8)}" if self._replace else name
+        written = f".tidebox-{os.urandom(8).hex()}" if self._replace else name
         descriptor = os.open(written, _NEW_FILE, 0o666, dir_fd=directory)
         try:
             try:

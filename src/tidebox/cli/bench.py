@@ -6,23 +6,23 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
+
+from tidebox.cli.output import print_table
 
 if TYPE_CHECKING:
-    from tidebox.cli.measures import Row, Samples
-
-app = typer.Typer()
+    from tidebox.cli.figures import Row, Samples
 
 
-@app.command("bench")
-def bench(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Few samples: shows that it works, not how fast.")] = False,
-) -> None:
+@click.command("bench")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--quick", is_flag=True, help="Few samples: shows that it works, not how fast.")
+def command(as_json: bool, quick: bool) -> None:
     """Measure Tidebox against what it is compared with, both in turns in the same run."""
-    from tidebox.cli.measures import FULL, QUICK, measure
+    from tidebox.cli.figures import FULL, QUICK
+    from tidebox.cli.measures import measure
 
     rows = []
     for row in measure(QUICK if quick else FULL):
@@ -31,30 +31,28 @@ def bench(
             sys.stderr.write(f"{row.what}: {_ratio(row)}\n")
     if as_json:
         machine = {"kernel": os.uname().release, "machine": os.uname().machine, "processors": os.cpu_count()}
-        typer.echo(json.dumps({"machine": machine, "quick": quick, "rows": [asdict(row) for row in rows]}))
+        click.echo(json.dumps({"machine": machine, "quick": quick, "rows": [asdict(row) for row in rows]}))
     else:
         _print(rows)
 
 
 def _print(rows: list[Row]) -> None:
-    from rich.table import Table
-
-    from tidebox.cli.output import wide_console
-
     columns = ("WHAT", "RATIO", "HOLD", "MET", "P50", "P95", "YARDSTICK", "P50", "P95", "UNIT", "N")
-    table = Table(*columns, box=None, pad_edge=False)
+    table = []
     for row in rows:
         ours, theirs = _numbers(row.ours), _numbers(row.theirs)
         met = "-" if row.met is None else "yes" if row.met else "NO"
         count = str(row.ours.n) if row.ours else "0"
-        table.add_row(row.what, _ratio(row), row.hold, met, *ours, row.yardstick, *theirs, row.unit, count)
-    wide_console().print(table)
+        table.append((row.what, _ratio(row), row.hold, met, *ours, row.yardstick, *theirs, row.unit, count))
+    print_table(columns, table)
 
 
 def _ratio(row: Row) -> str:
     if row.skipped:
         return row.skipped
-    return "" if row.ratio is None else f"{row.ratio:.3f}"
+    if row.ratio is None:
+        return "" if row.value is None else f"{row.value:.4g} {row.unit}"
+    return f"{row.ratio:.3f}"
 
 
 def _numbers(samples: Samples | None) -> tuple[str, str]:

@@ -2,59 +2,56 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
+
+from tidebox.cli.output import print_table
 
 if TYPE_CHECKING:
     from tidebox.cli.examination import Examination
 
-app = typer.Typer()
-
 NOT_ALL_ENFORCED = 1
 
 
-@app.command("doctor")
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(as_json: bool) -> int:
     """Show what this machine can enforce, and what helps where it cannot.
 
     The exit code is 0 only if every guarantee is enforced.
     """
+    import asyncio
+
     from tidebox.cli.examination import examine
 
     found = asyncio.run(examine())
     if as_json:
-        typer.echo(json.dumps({"healthy": found.healthy, **asdict(found)}))
+        click.echo(json.dumps({"healthy": found.healthy, **asdict(found)}))
     else:
         _print(found)
-    raise typer.Exit(0 if found.healthy else NOT_ALL_ENFORCED)
+    return 0 if found.healthy else NOT_ALL_ENFORCED
 
 
 def _print(found: Examination) -> None:
-    from rich.table import Table
-
-    from tidebox.cli.output import wide_console
-
-    console = wide_console()
-    guarantees = Table("GUARANTEE", "STATE", "HOW", "SEEN IN A BOX", box=None, pad_edge=False)
-    for check in found.checks:
-        guarantees.add_row(check.guarantee, check.state, check.how, check.seen)
-    console.print(guarantees)
-    console.print()
+    print_table(
+        ("GUARANTEE", "STATE", "HOW", "SEEN IN A BOX"),
+        [(check.guarantee, check.state, check.how, check.seen) for check in found.checks],
+    )
+    click.echo()
     if found.interpreters:
-        interpreters = Table("INTERPRETER", "WHERE", "IN A BOX", box=None, pad_edge=False)
-        for interpreter in found.interpreters:
-            interpreters.add_row(interpreter.name, interpreter.path or "not found", interpreter.version or "")
-        console.print(interpreters)
-        console.print()
+        print_table(
+            ("INTERPRETER", "WHERE", "IN A BOX"),
+            [(each.name, each.path or "not found", each.version or "") for each in found.interpreters],
+        )
+        click.echo()
     for name, value in found.facts.items():
-        console.print(f"{name}: {value}")
+        click.echo(f"{name}: {value}")
     for remedy in dict.fromkeys(check.remedy for check in found.checks if check.remedy):
-        console.print(f"what helps: {remedy}", soft_wrap=True)
-    console.print(_verdict(found), soft_wrap=True)
+        click.echo(f"what helps: {remedy}")
+    click.echo(_verdict(found))
 
 
 def _verdict(found: Examination) -> str:

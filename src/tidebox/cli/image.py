@@ -2,89 +2,87 @@
 
 from __future__ import annotations
 
-import contextlib
-import platform
-import time
-from collections.abc import Iterator
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
-from rich.console import Console
-from rich.filesize import decimal
-from rich.table import Table
+import click
 
-from tidebox.config import load_settings
-from tidebox.errors import InvalidRequest, TideboxError
-from tidebox.runtime.images import Image, ImageStore
+from tidebox.cli.output import one_line, print_table
 
-app = typer.Typer(help="Root file systems for boxes.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from tidebox.runtime.images import Image, ImageStore
 
-Name = Annotated[str, typer.Argument(help="What to call it, like debian:12 or my/app.", show_default=False)]
+_name = click.argument("name", help="What to call it, like debian:12 or my/app.")
 
 
-@contextlib.contextmanager
-def _store() -> Iterator[ImageStore]:
-    """The store of this installation; whatever goes wrong with it is one line and exit code 2."""
-    try:
-        yield ImageStore(load_settings().data_dir / "images")
-    except TideboxError as error:
-        reason = error.message
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-    else:
-        return
-    typer.echo(f"tidebox: {reason}", err=True)
-    raise typer.Exit(2)
+class _InOrder(click.Group):
+    """Shows its commands in the order in which one needs them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
 
 
-@app.command("import")
-def import_image(
-    name: Name,
-    source: Annotated[
-        Path, typer.Argument(help="A tar archive of a root file system, or an OCI layout; - is standard input.")
-    ],
-) -> None:
+@click.group("image", cls=_InOrder)
+def command() -> None:
+    """Root file systems for boxes."""
+
+
+@command.command("import")
+@_name
+@click.argument(
+    "source",
+    type=click.Path(path_type=Path),
+    help="A tar archive of a root file system, or an OCI layout; - is standard input.",
+)
+def import_image(name: str, source: Path) -> None:
     """Take a root file system from a tar archive or an OCI layout."""
-    with _store() as store, Console(stderr=True).status(f"Unpacking {source}"):
-        image = store.import_(name, Path("/dev/stdin") if str(source) == "-" else source)
-    _show(image)
+    if sys.stderr.isatty():
+        click.echo(f"Unpacking {one_line(str(source))}", err=True)
+    _show(_store().import_(name, Path("/dev/stdin") if str(source) == "-" else source))
 
 
-@app.command("build")
-def build_image(
-    name: Name,
-    packages: Annotated[list[str] | None, typer.Argument(help="Packages, like python3 or nodejs.")] = None,
-    suite: Annotated[
-        str | None, typer.Option(help="Release to take them from.", show_default="this machine's own")
-    ] = None,
-) -> None:
+@command.command("build")
+@_name
+@click.argument("packages", nargs=-1, help="Packages, like python3 or nodejs.")
+@click.option("--suite", metavar="NAME", help="Release to take them from.", show_default="this machine's own")
+def build_image(name: str, packages: tuple[str, ...], suite: str | None) -> None:
     """Make an image of Debian or Ubuntu packages."""
-    with _store() as store:
-        image = store.build(name, packages or [], suite or _own_suite())
-    _show(image)
+    _show(_store().build(name, list(packages), suite or _own_suite()))
 
 
-@app.command("list")
+@command.command("list")
 def list_images() -> None:
     """Show the imported images."""
-    with _store() as store:
-        images = store.list()
-    table = Table("NAME", "DIGEST", "SIZE", "IMPORTED", box=None, pad_edge=False)
-    for image in images:
+    import time
+
+    rows = []
+    for image in _store().list():
         imported = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.imported_at))
-        table.add_row(image.name, _short(image), decimal(image.size or 0), imported)
-    Console().print(table)
+        rows.append((image.name, _short(image), _size_text(image.size or 0), imported))
+    print_table(("NAME", "DIGEST", "SIZE", "IMPORTED"), rows)
 
 
-@app.command("remove")
-def remove_image(name: Name) -> None:
+@command.command("remove")
+@_name
+def remove_image(name: str) -> None:
     """Forget an image and delete its files."""
-    with _store() as store:
-        store.remove(name)
+    _store().remove(name)
+
+
+def _store() -> ImageStore:
+    """The store of this installation."""
+    from tidebox.config import load_settings
+    from tidebox.runtime.images import ImageStore
+
+    return ImageStore(load_settings().data_dir / "images")
 
 
 def _own_suite() -> str:
+    import platform
+
+    from tidebox.errors import InvalidRequest
+
     suite = platform.freedesktop_os_release().get("VERSION_CODENAME")
     if not suite:
         raise InvalidRequest("this machine is not of a Debian release; name one with --suite", field="suite")
@@ -95,5 +93,16 @@ def _short(image: Image) -> str:
     return image.digest[: len("sha256:") + 12]
 
 
+def _size_text(size: float) -> str:
+    """A number of bytes as disks are sold."""
+    if size < 1000:
+        return f"{size:.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 1000:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"
+
+
 def _show(image: Image) -> None:
-    typer.echo(f"{image.name} {_short(image)} {decimal(image.size or 0)}")
+    click.echo(f"{image.name} {_short(image)} {_size_text(image.size or 0)}")

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
-from typing import Annotated
 
-import typer
+import click
 
 import tidebox
-from tidebox.cli.output import FAILED, note
+from tidebox.cli.output import FAILED, INTERRUPTED, note
 from tidebox.errors import TideboxError
 
-# Command -> its module, whose ``app`` holds it.
+# Command -> its module, which holds it as ``command``.
 COMMANDS = {
     "run": "tidebox.cli.run",
+    "serve": "tidebox.cli.serve",
     "doctor": "tidebox.cli.doctor",
     "bench": "tidebox.cli.bench",
     "image": "tidebox.cli.image",
 }
-# These are groups with commands of their own.
-GROUPS = frozenset({"image"})
 
 
 def main() -> int:
@@ -29,42 +26,41 @@ def main() -> int:
     _open_missing_streams()
     try:
         # Not standalone: errors of usage are told here, in one line like all others.
-        return int(_app(sys.argv[1:])(standalone_mode=False) or 0)
-    except typer.Abort:
-        return 130
-    except typer.TyperException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            typer.echo(error.format_message(), err=True)
-        else:
-            note(error.format_message())
+        return int(_program(standalone_mode=False) or 0)
+    except click.Abort:
+        return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+    except click.ClickException as error:
+        note(error.format_message())
     except TideboxError as error:
         note(error.message)
+    except OSError as error:
+        note(f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror or error}")
     return FAILED
 
 
-def _app(words: list[str]) -> typer.Typer:
-    """The program with the command that was typed, or with all where it is a question for help or a mistake."""
-    app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-    app.callback(invoke_without_command=True)(_root)
-    named = next((word for word in words if not word.startswith("-")), "")
-    needed = [named] if named in COMMANDS else [] if words == ["--version"] else list(COMMANDS)
-    for command in needed:
-        module = importlib.import_module(COMMANDS[command])
-        app.add_typer(module.app, name=command if command in GROUPS else None)
-    return app
+class _Commands(click.Group):
+    """Loads a command when it is asked for. A command's exit code is what its function returns."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        if cmd_name not in COMMANDS:
+            raise click.exceptions.NoSuchCommand(cmd_name, possibilities=COMMANDS, ctx=ctx)
+        found = importlib.import_module(COMMANDS[cmd_name]).command
+        assert isinstance(found, click.Command)
+        return found
 
 
-def _root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
-) -> None:
+@click.group(cls=_Commands, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
+@click.version_option(tidebox.__version__, message="tidebox %(version)s")
+@click.pass_context
+def _program(context: click.Context) -> None:
     """Runs untrusted code in fresh, isolated boxes."""
-    if version:
-        typer.echo(f"tidebox {tidebox.__version__}")
-        raise typer.Exit
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit
+        click.echo(context.get_help())
 
 
 def _open_missing_streams() -> None:

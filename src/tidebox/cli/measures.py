@@ -7,28 +7,23 @@ run while the yardstick does, or the ratio flatters us. So every sample waits un
 from __future__ import annotations
 
 import asyncio
-import math
 import multiprocessing
 import os
 import socket
-import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from tidebox.cli.yardsticks import (
-    BareProgram,
-    YardstickFailed,
-    bubblewrap,
-    pipe_megabytes_per_second,
-    pss_of_cells,
-)
+from tidebox.cli.figures import Effort, Row, Samples, Title
+from tidebox.cli.service_measures import ServiceBench
+from tidebox.cli.socket_measures import SocketBench
+from tidebox.cli.yardsticks import BareProgram, YardstickFailed, bubblewrap, pipe_megabytes_per_second, pss_of_cells
 from tidebox.config import Settings, load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.errors import TideboxError
@@ -52,75 +47,6 @@ _PYTHON_HELLO = "print('hello')"
 _NODE_HELLO = "console.log('hello')"
 # A parked interpreter is told from one that still prepares itself by the quiet afterwards.
 _REST_SECONDS = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much is measured."""
-
-    samples: int
-    idle_samples: int
-    rounds: int
-    runs_per_round: int
-    transfers: int
-    transfer_bytes: int
-
-
-FULL = Effort(samples=100, idle_samples=20, rounds=5, runs_per_round=160, transfers=5, transfer_bytes=128 * MIB)
-QUICK = Effort(samples=10, idle_samples=3, rounds=1, runs_per_round=40, transfers=1, transfer_bytes=16 * MIB)
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """A series of measurements, in the row's unit."""
-
-    p50: float
-    p95: float
-    n: int
-
-    @classmethod
-    def of(cls, values: list[float]) -> Samples:
-        ordered = sorted(values)
-        return cls(statistics.median(ordered), ordered[math.ceil(0.95 * len(ordered)) - 1], len(ordered))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One figure: ours, the yardstick's, their ratio, and what must hold."""
-
-    what: str
-    yardstick: str
-    hold: str
-    unit: str
-    met: bool | None = None
-    ratio: float | None = None
-    ours: Samples | None = None
-    theirs: Samples | None = None
-    skipped: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Title:
-    what: str
-    yardstick: str
-    hold: float
-    better: Literal["lower", "higher"]
-    unit: str
-
-    def row(self, ours: list[float], theirs: list[float]) -> Row:
-        mine, other = Samples.of(ours), Samples.of(theirs)
-        ratio = mine.p50 / other.p50
-        lower = self.better == "lower"
-        return Row(
-            what=self.what,
-            yardstick=self.yardstick,
-            hold=f"{'<=' if lower else '>='} {self.hold:g}",
-            unit=self.unit,
-            met=ratio <= self.hold if lower else ratio >= self.hold,
-            ratio=ratio,
-            ours=mine,
-            theirs=other,
-        )
 
 
 class Bench:
@@ -172,7 +98,7 @@ class Bench:
             if number >= WARM_UP:
                 ours.append(mine * 1000)
                 theirs.append(other * 1000)
-        return _Title(what=what, yardstick=name, hold=hold, better="lower", unit="ms").row(ours, theirs)
+        return Title(what=what, yardstick=name, hold=hold, better="lower", unit="ms").row(ours, theirs)
 
     def _hello_seconds(self, engine: Engine, **program: Any) -> float:
         start = time.perf_counter()
@@ -187,7 +113,8 @@ class Bench:
         with self._engine(pool_node=1) as engine:
             node = engine.runtime.interpreters.node
             if node is None:
-                return Row(what=what, yardstick=name, hold="<= 0.25", unit="ms", skipped="node is not installed")
+                title = Title(what=what, yardstick=name, hold=0.25, better="lower", unit="ms")
+                return title.skipped("node is not installed")
             bare = BareProgram(node, "-e", _NODE_HELLO)
             return self._hello(engine, what, name, bare, hold=0.25, code=_NODE_HELLO, language="javascript")
 
@@ -199,7 +126,7 @@ class Bench:
                 raise YardstickFailed("bwrap is not installed")
             return self._hello(engine, what, name, bare, hold=1.0, command=["sh", *words[1:]])
         except YardstickFailed as error:
-            return Row(what=what, yardstick=name, hold="<= 1", unit="ms", skipped=str(error))
+            return Title(what=what, yardstick=name, hold=1.0, better="lower", unit="ms").skipped(str(error))
 
     def _sustained(self, engine: Engine, bare: BareProgram) -> Row:
         count = self._effort.runs_per_round
@@ -211,7 +138,7 @@ class Bench:
             ours.append(count / (time.perf_counter() - start))
             self._rest(engine)
             theirs.append(bare.per_second(count, AT_ONCE))
-        title = _Title(
+        title = Title(
             what=f"Python hello, {AT_ONCE} at once",
             yardstick=f"bare python3 -c, {AT_ONCE} at once",
             hold=1.5,
@@ -235,7 +162,7 @@ class Bench:
         except PermissionError:
             return replace(row, skipped="only root may read the memory of a box's processes")
         ours = Samples.of(sizes)
-        return replace(row, met=ours.p50 <= PARKED_MIB, ours=ours)
+        return replace(row, met=ours.p50 <= PARKED_MIB, value=ours.p50, ours=ours)
 
     def _transfers(self, engine: Engine) -> Iterator[Row]:
         """A file into a box and out again, by a client in another process."""
@@ -350,3 +277,7 @@ def measure(effort: Effort) -> Iterator[Row]:
             yield from bench.rows()
         finally:
             bench.close()
+        with SocketBench(effort, Path(directory)) as through_the_socket:
+            yield from through_the_socket.rows()
+        with ServiceBench(effort, Path(directory)) as through_the_service:
+            yield from through_the_service.rows()

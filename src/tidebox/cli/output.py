@@ -1,20 +1,20 @@
-"""What every command says the same way: one line for what went wrong, text that cannot harm a terminal, sizes."""
+"""What every command says the same way: one line for what went wrong, tables, text that cannot harm a terminal."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterable, Sequence
 
-import typer
+import click
 
-from tidebox.model.limits import GIB, KIB, MIB
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-TABLE_WIDTH = 130
 FAILED = 2
 """The exit code for bad input, and for anything this machine cannot do."""
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+
+# Wide enough to be read where there is no terminal.
+_TABLE_WIDTH = 130
+_GAP = "  "
 
 
 def one_line(text: str) -> str:
@@ -35,25 +35,30 @@ def note(text: str) -> None:
         pass
 
 
-def fail(text: str) -> NoReturn:
-    """Say what went wrong and leave with the exit code for it."""
-    note(text)
-    raise typer.Exit(FAILED)
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under the names of their columns, on as many lines as the width of the terminal makes necessary."""
+    import shutil
+    import textwrap
+
+    lines = [columns, *([one_line(cell) for cell in row] for row in rows)]
+    widths = _fit(lines, shutil.get_terminal_size((_TABLE_WIDTH, 0)).columns)
+    for line in lines:
+        cells = [
+            textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+            for cell, width in zip(line, widths, strict=True)
+        ]
+        for number in range(max(map(len, cells))):
+            parts = [cell[number] if number < len(cell) else "" for cell in cells]
+            padded = (part.ljust(width) for part, width in zip(parts, widths, strict=True))
+            click.echo(_GAP.join(padded).rstrip())
 
 
-def size_text(size: float) -> str:
-    """A number of bytes as people read it."""
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.4g} {name}"
-    return f"{size:.0f} bytes"
-
-
-def wide_console() -> Console:
-    """A console for tables: as wide as the terminal, and wide enough to be read where there is none."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = TABLE_WIDTH
-    return console
+def _fit(lines: Sequence[Sequence[str]], room: int) -> list[int]:
+    """How wide each column is. The widest give way first, but no word is broken: a name is there to be copied."""
+    columns = list(zip(*lines, strict=True))
+    widths = [max(1, *map(len, cells)) for cells in columns]
+    words = [max((len(word) for cell in cells for word in cell.split()), default=1) for cells in columns]
+    room -= len(_GAP) * (len(columns) - 1)
+    while sum(widths) > room and (wrappable := [i for i in range(len(widths)) if widths[i] > words[i]]):
+        widths[max(wrappable, key=widths.__getitem__)] -= 1
+    return widths

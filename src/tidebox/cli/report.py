@@ -8,17 +8,17 @@ import signal
 from dataclasses import asdict
 from typing import Any
 
-import typer
+import click
 
-from tidebox.cli.output import FAILED, note, size_text
+from tidebox.cli.output import FAILED, note
 from tidebox.cli.running import Finished
 from tidebox.errors import TideboxError
+from tidebox.model.limits import GIB, KIB, MIB
 from tidebox.model.result import Outcome
 
 TIMEOUT = 124
 OUTPUT_LIMIT = 125
 OUT_OF_MEMORY = 137
-INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
@@ -50,12 +50,12 @@ def print_json(finished: Finished) -> None:
     content["usage"] = asdict(ending.usage)
     content["artifacts"] = [asdict(artifact) for artifact in finished.artifacts]
     content["skipped_artifacts"] = ending.captured.skipped if ending.captured else 0
-    typer.echo(json.dumps(content))
+    click.echo(json.dumps(content))
 
 
 def print_error(error: TideboxError) -> None:
     """An error in place of a result."""
-    typer.echo(json.dumps({"error": {"code": error.code, "message": error.message, "retryable": error.retryable}}))
+    click.echo(json.dumps({"error": {"code": error.code, "message": error.message, "retryable": error.retryable}}))
 
 
 def _encoded(data: bytes) -> tuple[str, str]:
@@ -82,8 +82,8 @@ def _reason(finished: Finished) -> str | None:
         return f"killed by signal {ending.signal} ({_signal_name(ending.signal)})"
     return {
         Outcome.TIMEOUT: f"timeout: stopped after {limits.timeout:g} s",
-        Outcome.OOM: f"out of memory: it may use {size_text(limits.memory)}",
-        Outcome.OUTPUT_LIMIT: f"output limit: stopped after {size_text(limits.output)}",
+        Outcome.OOM: f"out of memory: it may use {_size_text(limits.memory)}",
+        Outcome.OUTPUT_LIMIT: f"output limit: stopped after {_size_text(limits.output)}",
         Outcome.CANCELLED: "cancelled",
     }.get(ending.outcome)
 
@@ -93,3 +93,10 @@ def _signal_name(number: int | None) -> str:
         return signal.Signals(number or 0).name
     except ValueError:
         return "unnamed"
+
+
+def _size_text(size: float) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.4g} {name}"
+    return f"{size:.0f} bytes"

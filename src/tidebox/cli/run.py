@@ -2,96 +2,104 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from typing import Annotated, Any
 
-import typer
-from typer.core import TyperCommand
+import click
 
-from tidebox.cli.output import fail
-
-app = typer.Typer()
+from tidebox.cli.output import INTERRUPTED
 
 # What stands before the words decides what they are, and the parser takes it away.
 _AFTER_DASHES = "tidebox.after_dashes"
 
 
-class _RunCommand(TyperCommand):
+class _RunCommand(click.Command):
     """Knows whether ``--`` stood before the words."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
         rest = super().parse_args(ctx, args)
-        count = len(ctx.params["words"] or ())
+        count = len(ctx.params["words"])
         ctx.meta[_AFTER_DASHES] = 0 < count < len(given) and given[-count - 1] == "--"
         return rest
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return ["[OPTIONS]", "(FILE | -c CODE | -- COMMAND)", "[ARGUMENTS]..."]
 
 
-def _list(text: str, metavar: str) -> Any:
-    return typer.Option(help=text, metavar=metavar, show_default=False)
-
-
-@app.command(
-    "run",
-    cls=_RunCommand,
-    context_settings={"allow_interspersed_args": False},
+@click.command("run", cls=_RunCommand, context_settings={"allow_interspersed_args": False})
+@click.argument("words", nargs=-1)
+@click.option("-c", "code", metavar="CODE", help="Code to run instead of a file.")
+@click.option(
+    "--language",
+    metavar="NAME",
+    help="python, javascript, shell or elixir.",
+    show_default="as FILE says, else python",
 )
-def run(
-    context: typer.Context,
-    words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
-    code: Annotated[str | None, typer.Option("-c", help="Code to run instead of a file.", metavar="CODE")] = None,
-    language: Annotated[
-        str | None,
-        typer.Option(help="python, javascript, shell or elixir.", show_default="as FILE says, else python"),
-    ] = None,
-    stdin: Annotated[
-        str | None,
-        typer.Option(help="A file, or - for our own.", metavar="FILE", show_default="our own, unless it is a terminal"),
-    ] = None,
-    env: Annotated[list[str] | None, _list("Set a variable, or hand on ours (repeatable).", "K=V|K")] = None,
-    file: Annotated[
-        list[str] | None, _list("Copy into /workspace: a file or directory (repeatable).", "SRC[:DEST]")
-    ] = None,
-    artifact: Annotated[list[str] | None, _list("Copy matching files out afterwards (repeatable).", "GLOB")] = None,
-    artifacts_dir: Annotated[str, typer.Option(help="Where artifacts go.", metavar="DIR")] = ".",
-    force: Annotated[bool, typer.Option("--force", help="Let artifacts replace files.")] = False,
-    image: Annotated[str, typer.Option(help="Root file system of the box.", metavar="NAME")] = "host",
-    timeout: Annotated[float | None, typer.Option(help="Seconds.", show_default="30")] = None,
-    memory: Annotated[str | None, typer.Option(help="Like 512M or 2G.", metavar="SIZE", show_default="256M")] = None,
-    cpus: Annotated[float | None, typer.Option(help="How many processors' time.", show_default="1")] = None,
-    pids: Annotated[int | None, typer.Option(help="Processes and threads.", show_default="128")] = None,
-    output_limit: Annotated[
-        str | None, typer.Option(help="Bytes it may print.", metavar="SIZE", show_default="8M")
-    ] = None,
-    workspace: Annotated[
-        str | None, typer.Option(help="Size of /workspace.", metavar="SIZE", show_default="256M")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end instead of the output.")
-    ] = False,
-) -> None:
+@click.option(
+    "--stdin", metavar="FILE", help="A file, or - for our own.", show_default="our own, unless it is a terminal"
+)
+@click.option("--env", multiple=True, metavar="K=V|K", help="Set a variable, or hand on ours (repeatable).")
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="SRC[:DEST]",
+    help="Copy into /workspace: a file or directory (repeatable).",
+)
+@click.option(
+    "--artifact", "artifacts", multiple=True, metavar="GLOB", help="Copy matching files out afterwards (repeatable)."
+)
+@click.option("--artifacts-dir", default=".", metavar="DIR", help="Where artifacts go.", show_default=True)
+@click.option("--force", is_flag=True, help="Let artifacts replace files.")
+@click.option("--image", default="host", metavar="NAME", help="Root file system of the box.", show_default=True)
+@click.option("--timeout", type=float, metavar="SECONDS", help="How long it may run.", show_default="30")
+@click.option("--memory", metavar="SIZE", help="Like 512M or 2G.", show_default="256M")
+@click.option("--cpus", type=float, metavar="N", help="How many processors' time.", show_default="1")
+@click.option("--pids", type=int, metavar="N", help="Processes and threads.", show_default="128")
+@click.option("--output-limit", metavar="SIZE", help="Bytes it may print.", show_default="8M")
+@click.option("--workspace", metavar="SIZE", help="Size of /workspace.", show_default="256M")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of the output.")
+@click.pass_context
+def command(
+    context: click.Context,
+    words: tuple[str, ...],
+    code: str | None,
+    language: str | None,
+    stdin: str | None,
+    env: tuple[str, ...],
+    files: tuple[str, ...],
+    artifacts: tuple[str, ...],
+    artifacts_dir: str,
+    force: bool,
+    image: str,
+    timeout: float | None,
+    memory: str | None,
+    cpus: float | None,
+    pids: int | None,
+    output_limit: str | None,
+    workspace: str | None,
+    as_json: bool,
+) -> int:
     """Run a program in a fresh box.
 
     Everything after FILE, or after the code, is the program's own.
     """
+    import asyncio
+
     from tidebox.cli import report
     from tidebox.cli.running import Request, execute
     from tidebox.errors import TideboxError
 
     try:
         request = Request(
-            words=words or [],
+            words=words,
             is_command=context.meta[_AFTER_DASHES] and code is None,
             code=code,
             language=language,
-            stdin=_open_stdin(stdin, taken=code is None and words == ["-"]),
-            env=env or [],
-            files=file or [],
-            artifacts=artifact or [],
+            stdin=_open_stdin(stdin, taken=code is None and words[:1] == ("-",)),
+            env=env,
+            files=files,
+            artifacts=artifacts,
             artifacts_dir=artifacts_dir,
             force=force,
             image=image,
@@ -102,19 +110,17 @@ def run(
         finished = execute(request)
     except asyncio.CancelledError:
         # Stopped twice: what was left to say is not awaited.
-        raise typer.Exit(report.INTERRUPTED) from None
+        return INTERRUPTED
     except BrokenPipeError:
         # As a program that is killed by it; the reader has what he wanted.
-        raise typer.Exit(report.BROKEN_PIPE) from None
+        return report.BROKEN_PIPE
     except TideboxError as error:
         if as_json:
             report.print_error(error)
-        fail(error.message)
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror or error}")
+        raise
     if as_json:
         report.print_json(finished)
-    raise typer.Exit(report.tell(finished))
+    return report.tell(finished)
 
 
 def _open_stdin(given: str | None, *, taken: bool) -> int | None:

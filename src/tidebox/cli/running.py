@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,7 @@ from tidebox.errors import ExecFailed, InvalidRequest
 from tidebox.model.events import Event, Output
 from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command
 from tidebox.model.limits import Limits, make_limits
-from tidebox.runtime.base import Finding
-from tidebox.runtime.driver import Ending
+from tidebox.runtime.base import Ending, Finding
 
 _DESCRIPTORS = {"stdout": 1, "stderr": 2}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -31,14 +30,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Request:
     """The command line, understood but not yet checked."""
 
-    words: list[str]
+    words: Sequence[str]
     is_command: bool
     code: str | None
     language: str | None
     stdin: int | None
-    env: list[str]
-    files: list[str]
-    artifacts: list[str]
+    env: Sequence[str]
+    files: Sequence[str]
+    artifacts: Sequence[str]
     artifacts_dir: str
     force: bool
     image: str

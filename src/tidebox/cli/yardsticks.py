@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # Nothing that makes an interpreter read or import more at its start than it must.
-_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+CLEAN_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 _BLOCK = 1 << 20
 
 
@@ -93,9 +93,24 @@ def pss_of_cells(spawner: int) -> list[int]:
         while todo:
             pid = todo.pop()
             todo += children.get(pid, [])
-            family += _pss(pid)
+            family += pss(pid)
         sizes.append(family)
     return sizes
+
+
+def busy_nanoseconds(parent: int) -> int:
+    """The processor time that everything below a process has used so far."""
+    children = _children()
+    total, todo = 0, list(children.get(parent, []))
+    while todo:
+        pid = todo.pop()
+        todo += children.get(pid, [])
+        for times in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            try:
+                total += int(times.read_text().split()[0])
+            except OSError:
+                continue  # it ended while we looked
+    return total
 
 
 def _children() -> dict[int, list[int]]:
@@ -110,7 +125,8 @@ def _children() -> dict[int, list[int]]:
     return found
 
 
-def _pss(pid: int) -> int:
+def pss(pid: int) -> int:
+    """The proportional memory of a process in bytes."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -124,7 +140,7 @@ def _start(argv: Sequence[str]) -> tuple[int, int]:
         pid = os.posix_spawn(
             argv[0],
             list(argv),
-            _ENVIRONMENT,
+            CLEAN_ENVIRONMENT,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_DUP2, theirs, 1),

@@ -31,6 +31,7 @@ from tidebox.runtime.base import BoxSpec, Report
 from tidebox.runtime.registry import describe_runtimes, resolve_image
 
 if TYPE_CHECKING:
+    from tidebox.api.app import Application
     from tidebox.api.auth import Authenticator
     from tidebox.api.services import Services
     from tidebox.broker.access import Sandboxes
@@ -343,8 +344,7 @@ async def _serve(services: Services, engine: Engine, sock: socket.socket, banner
     async with listener.listening(sock):
         if services.settings.enable_execution:
             engine.start()
-        app.load()
-        taking_up = asyncio.create_task(_take_up(services))
+        taking_up = asyncio.create_task(_take_up(services, app))
         _greet(banner)
         asked = asyncio.create_task(stop.asked.wait())
         await asyncio.wait({taking_up, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -365,8 +365,11 @@ async def _serve(services: Services, engine: Engine, sock: socket.socket, banner
         hurried.cancel()
 
 
-async def _take_up(services: Services) -> None:
+async def _take_up(services: Services, app: Application) -> None:
     await services.sandboxes.start()
+    # After the store, which is loaded by its first use: two threads that import at once are no sooner done, and leave
+    # the event loop no room.
+    app.load()
     await services.broker.take_up()
 
 

@@ -25,8 +25,8 @@ class Deferred:
         return self._made
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Shielded: a client that leaves must not take the app of all others along.
-        app = await asyncio.shield(self.load())
         if self._needs is not None and scope["path"].startswith(self._below):
             await self._needs.wait()
+        # Shielded: a client that leaves must not take the app of all others along.
+        app = await asyncio.shield(self.load())
         await app(scope, receive, send)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tidebox.errors import InvalidRequest
 from tidebox.files.trees import Tally, TreeLimits
+from tidebox.files.watching import Change
 from tidebox.model.events import Event
 from tidebox.model.launch import Cell as CellKind
 from tidebox.model.launch import Launch
@@ -209,6 +210,21 @@ class Files(abc.ABC):
         """Move a file or directory, replacing a file at the target."""
 
 
+class Watch(abc.ABC):
+    """Tells what changes in a directory of a box's workspace, from the moment on that there is one."""
+
+    @abc.abstractmethod
+    async def changes(self) -> list[Change]:
+        """Wait for changes, whose paths are relative to the workspace; none is the end: the directory itself is gone.
+
+        Raises ``BoxGone``, and ``LimitOutOfRange`` where more is to be watched than may be.
+        """
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Watch nothing any more."""
+
+
 class Box(abc.ABC):
     """One live isolated environment."""
 
@@ -234,6 +250,13 @@ class Box(abc.ABC):
     @abc.abstractmethod
     def files(self) -> Files:
         """The box's file operations."""
+
+    @abc.abstractmethod
+    async def watch(self, path: str, recursive: bool) -> Watch:
+        """Be told of changes in a directory of the workspace; no program of the box takes part in it.
+
+        Raises ``FileOperationFailed``, ``LimitOutOfRange``, ``QuotaExceeded`` and ``BoxGone``.
+        """
 
     @abc.abstractmethod
     async def exec(self, command: Command) -> Exec:

@@ -12,7 +12,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.api.dataplane.plane import Plane, Socket
-from tidebox.api.dataplane import processes, sockets
+from tidebox.api.dataplane import connections, processes, sockets
 from tidebox.broker.sandboxes import Sandbox
 from tidebox.model.sandbox import Capability
 
@@ -86,7 +86,7 @@ def test_without_a_good_token_nothing_is_done(plane: Plane, frame: dict[str, str
 
 
 def test_a_client_that_shows_no_token_is_not_waited_for(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "AUTH_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "AUTH_SECONDS", 0.2)
     with plane.socket(EXEC, None) as socket:
         assert socket.expect("error", 5.0)["error"]["code"] == "UNAUTHENTICATED"
         assert closed_with(socket) == 1008

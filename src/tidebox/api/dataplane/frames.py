@@ -160,6 +160,20 @@ def ended(ending: dict[str, Any]) -> str:
     return _text({"type": "exit", **ending})
 
 
+def watching(path: str, recursive: bool) -> str:
+    """From now on changes below a path are told."""
+    return _text({"type": "ready", "path": path, "recursive": recursive})
+
+
+def changed(kind: str, path: str, is_directory: bool, source: str | None) -> str:
+    """Something is there, is another, or is there no more; of what was moved, where it was before."""
+    frame = {"type": kind, "path": path, "entry": "directory" if is_directory else "file"}
+    if source is not None:
+        frame["source"] = source
+    return _text(frame)
+
+
+OVERFLOW = '{"type":"overflow"}'
 PONG = '{"type":"pong"}'
 
 

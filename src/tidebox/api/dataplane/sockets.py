@@ -1,29 +1,22 @@
-"""The sockets: a program, or a terminal, and one client of it."""
+"""The sockets of programs: one, or a terminal, and one client of it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from dataclasses import dataclass
-from typing import NoReturn
 
 import structlog
 
-from tidebox.api.asgi import Receive, Scope, Send, context_of
+from tidebox.api.asgi import Scope, Send, context_of
 from tidebox.api.dataplane import frames
-from tidebox.api.dataplane.auth import caller, enter
 from tidebox.api.dataplane.commands import DEFAULT_TERMINAL, make_command
+from tidebox.api.dataplane.connections import INTERNAL_ERROR, NORMAL, POLICY, Connection, Desk, revoked
 from tidebox.api.dataplane.exec import seconds_of
-from tidebox.api.dataplane.failures import problem_of
-from tidebox.api.dataplane.frames import Auth, Close, Ping, Request, Resize, Signal, Start, Stdin
+from tidebox.api.dataplane.frames import Request, Resize, Signal, Start, Stdin
 from tidebox.api.dataplane.paths import Target
-from tidebox.api.dataplane.processes import Process, Processes, Reader, start
+from tidebox.api.dataplane.processes import Process, Reader, start
 from tidebox.api.dataplane.rendering import Renderer
-from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
-from tidebox.api.rates import RateLimiter
-from tidebox.broker.audit import Audit
-from tidebox.broker.sandboxes import Access, Gate
+from tidebox.broker.sandboxes import Access
 from tidebox.errors import (
     BoxGone,
     Busy,
@@ -34,127 +27,36 @@ from tidebox.errors import (
     TideboxError,
     Unauthorized,
 )
-from tidebox.model.moments import iso_time
-from tidebox.model.sandbox import Capability, named
+from tidebox.model.sandbox import Capability
 
 _log = structlog.get_logger("tidebox.api")
 
-AUTH_SECONDS = 5.0
 # A program that reads none of its full input for so long keeps its client from being heard.
 STALL_SECONDS = 30.0
 # For the rest of a character, which comes at once if it comes.
 _TAIL_SECONDS = 0.05
-_NORMAL, _POLICY, _INTERNAL_ERROR = 1000, 1008, 1011
 # After these a socket for one program will not see it run.
 _FINAL = (CapabilityDenied, ExecFailed, BoxGone)
 
 
-class _Over(Exception):
-    """The connection ends."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
-    """What every connection works with."""
-
-    gate: Gate
-    audit: Audit
-    rates: RateLimiter
-    processes: Processes
-    max_seconds: float
-    max_message_bytes: int
-
-
-class Connection:
-    """One socket, from its upgrade to its end."""
+class ProgramConnection(Connection):
+    """A socket on which programs are started."""
 
     def __init__(self, desk: Desk, scope: Scope, target: Target, send: Send) -> None:
-        self._desk = desk
-        self._scope = scope
-        self._target = target
-        self._send = send
-        self._access: Access | None = None
+        super().__init__(desk, scope, target, send)
         self._process: Process | None = None
         self._reader: Reader | None = None
         self._delivering: asyncio.Task[None] | None = None
         self._takes_input = False
-        self._closing = False
 
-    async def admit(self, token: str) -> None:
-        """Let a token in that came with the upgrade."""
-        self._access = await enter(self._desk.gate, self._scope, self._target, token)
-        await self._desk.rates.check(self._access.principal)
-
-    async def serve(self, receive: Receive) -> None:
-        """Take frames until the client is gone or has nothing more to do here."""
-        try:
-            if self._access is None:
-                await self._introduce(receive)
-            while (message := await receive())["type"] == "websocket.receive":
-                if not self._closing:
-                    await self._take(message.get("text"))
-        except _Over as over:
-            await self._close(over.code)
-        except (OSError, RuntimeError):
-            return  # as a server says that the connection is gone, or is being closed
-        finally:
-            await self._leave()
-
-    async def _introduce(self, receive: Receive) -> None:
-        """The first frame shows a token, and soon."""
-        try:
-            async with asyncio.timeout(AUTH_SECONDS):
-                message = await receive()
-        except TimeoutError:
-            await self._refuse(Unauthorized(f"no auth frame within {AUTH_SECONDS:g} s"))
-        if message["type"] != "websocket.receive":
-            raise _Over(_NORMAL)
-        try:
-            request = self._parse(message.get("text"))
-            if not isinstance(request, Auth):
-                raise Unauthorized("the first frame must be auth")
-            await self._authenticate(request)
-        except TideboxError as error:
-            await self._refuse(error)
-
-    @property
-    def _good(self) -> bool:
-        return self._access is not None and self._access.still_good()
-
-    def _parse(self, text: str | None) -> Request:
-        if text is not None and len(text) > self._desk.max_message_bytes:
-            raise InvalidRequest(f"a frame of more than {self._desk.max_message_bytes} characters")
-        return frames.parse(text)
-
-    async def _authenticate(self, request: Auth) -> None:
-        access = await enter(self._desk.gate, self._scope, self._target, request.token)
-        if self._access is None:
-            await self._desk.rates.check(access.principal)
-        elif access.sandbox.id != self._access.sandbox.id:
-            raise Unauthorized("the token is for another sandbox than this connection's")
-        self._access = access
-        await self._say(frames.auth_ok(access.sandbox.id, named(access.capabilities), iso_time(access.expires_at)))
-
-    async def _take(self, text: str | None) -> None:
-        try:
-            request = self._parse(text)
-            if not (self._good or isinstance(request, Auth)):
-                await self._refuse(_revoked())
-            await self._handle(request)
-        except TideboxError as error:
-            await self._tell(error)
-            if self._target.operation and self._process is None and isinstance(error, _FINAL):
-                raise _Over(_POLICY if isinstance(error, CapabilityDenied) else _NORMAL) from None
+    def _ends_with(self, error: TideboxError) -> int | None:
+        if not self._target.operation or self._process is not None or not isinstance(error, _FINAL):
+            return None
+        return POLICY if isinstance(error, CapabilityDenied) else NORMAL
 
     async def _handle(self, request: Request) -> None:
         if isinstance(request, Stdin):
             await self._feed(request)
-        elif isinstance(request, Ping):
-            await self._say(frames.PONG)
         elif isinstance(request, Resize):
             size = request.size()
             if (process := self._running()) is not None:
@@ -167,10 +69,6 @@ class Connection:
                 await process.signal(number)
         elif isinstance(request, Start):
             await self._start(request)
-        elif isinstance(request, Auth):
-            await self._authenticate(request)
-        elif isinstance(request, Close):
-            raise _Over(_NORMAL)
 
     def _running(self) -> Process | None:
         """The program that a frame is for; none if that was sent before its end was known to the client."""
@@ -202,7 +100,7 @@ class Connection:
             process = self._attached(access, request.process_id)
             reader = process.attach(request.offset)
             self._takes_input = True
-            self._record(access, "sandbox.process.attached", "attached", process)
+            self._record_process(access, "sandbox.process.attached", "attached", process)
         else:
             process = await self._started(access, request)
             reader = process.attach()
@@ -234,7 +132,7 @@ class Connection:
         except TideboxError as error:
             self._record(access, "sandbox.process.refused", error.code)
             raise
-        self._record(access, "sandbox.process.started", "started", process)
+        self._record_process(access, "sandbox.process.started", "started", process)
         if seconds is not None:
             process.end_after(seconds)
         if detachable:
@@ -252,14 +150,14 @@ class Connection:
             pass  # as a server says that the connection is gone; whoever receives is told so as well
         except Exception as error:
             _log.error("unexpected_failure", request_id=context_of(self._scope).request_id, exc_info=error)
-            await self._close(_INTERNAL_ERROR)
+            await self._close(INTERNAL_ERROR)
 
     async def _deliver_all(self, process: Process, reader: Reader) -> None:
         renderer = Renderer(with_offsets=process.detachable)
         try:
             while (pieces := await reader.read(_TAIL_SECONDS if renderer.holds_back else None)) is not None:
                 if not self._good:
-                    raise _revoked()
+                    raise revoked()
                 made = [frame for piece in pieces for frame in renderer.feed(*piece)]
                 await self._say(*(made if pieces else renderer.flush()))
             last = renderer.flush()
@@ -268,11 +166,11 @@ class Connection:
             await self._say(*last, frames.ended(process.ending))
         except Unauthorized as error:
             await self._tell(error)
-            return await self._close(_POLICY)
+            return await self._close(POLICY)
         except TideboxError as error:
             await self._tell(error)
         if self._target.operation:
-            await self._close(_NORMAL)
+            await self._close(NORMAL)
         self._process = self._reader = None
         return None
 
@@ -285,36 +183,5 @@ class Connection:
         if self._process is not None and self._reader is not None:
             await self._process.detach(self._reader)
 
-    # What is said
-
-    async def _say(self, *texts: str) -> None:
-        held_back = 0
-        for position, text in enumerate(texts, start=1):
-            held_back += len(text)
-            more = position < len(texts) and held_back < WRITE_CHARACTERS
-            await self._send({"type": "websocket.send", "text": text, MORE: more})
-            if not more:
-                held_back = 0
-
-    async def _tell(self, error: TideboxError) -> None:
-        await self._say(frames.error(problem_of(error), context_of(self._scope).request_id))
-
-    async def _refuse(self, error: TideboxError) -> NoReturn:
-        await self._tell(error)
-        raise _Over(_POLICY)
-
-    async def _close(self, code: int) -> None:
-        if not self._closing:
-            self._closing = True
-            with contextlib.suppress(OSError, RuntimeError):
-                await self._send({"type": "websocket.close", "code": code})
-
-    def _record(self, access: Access, event: str, outcome: str, process: Process | None = None) -> None:
-        fields = {"sandbox_id": access.sandbox.id, "binding_id": access.sandbox.binding_id}
-        if process is not None:
-            fields |= {"process_id": process.id, "capability": process.capability.value}
-        self._desk.audit.record(event, caller(access, context_of(self._scope)), outcome, **fields)
-
-
-def _revoked() -> Unauthorized:
-    return Unauthorized("the token was revoked")
+    def _record_process(self, access: Access, event: str, outcome: str, process: Process) -> None:
+        self._record(access, event, outcome, process_id=process.id, capability=process.capability.value)

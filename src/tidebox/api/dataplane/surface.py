@@ -18,10 +18,12 @@ from tidebox.api.dataplane import files
 from tidebox.api.dataplane.auth import SURFACE, caller, enter, header_token
 from tidebox.api.dataplane.bodies import Body, ClientLeft, form_file, unless_left
 from tidebox.api.dataplane.commands import box_path
+from tidebox.api.dataplane.connections import Connection, Desk
 from tidebox.api.dataplane.failures import problem_of, status_problem
 from tidebox.api.dataplane.paths import Target, target_of
 from tidebox.api.dataplane.processes import Processes
-from tidebox.api.dataplane.sockets import Connection, Desk
+from tidebox.api.dataplane.sockets import ProgramConnection
+from tidebox.api.dataplane.watching import WatchConnection
 from tidebox.api.metrics import Metrics
 from tidebox.api.ranges import ByteRange, parse_range
 from tidebox.api.rates import RateLimiter
@@ -33,7 +35,8 @@ from tidebox.model.limits import KIB
 from tidebox.model.sandbox import Capability
 from tidebox.runtime.base import Files
 
-_SOCKETS = frozenset({"", "exec/ws", "shell/ws"})
+_WATCH = "files/watch"
+_SOCKETS = frozenset({"", "exec/ws", "shell/ws", _WATCH})
 _MAX_FIELDS_BYTES = 64 * KIB
 _MAX_QUERY_FIELDS = 32
 
@@ -113,7 +116,13 @@ class DataplaneSurface:
     async def _connect(self, scope: Scope, receive: Receive, send: Send, target: Target) -> None:
         if target.operation not in _SOCKETS:
             raise NotFound("there is no WebSocket at this path")
-        connection = Connection(self._desk, scope, target, send)
+        connection: Connection
+        if target.operation == _WATCH:
+            asked = _query(scope)
+            path = box_path(asked.get("path") or ".")
+            connection = WatchConnection(self._desk, scope, target, send, path, _flag(asked, "recursive", False))
+        else:
+            connection = ProgramConnection(self._desk, scope, target, send)
         token = header_token(scope)
         if token is not None:
             await connection.admit(token)

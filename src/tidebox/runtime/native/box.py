@@ -15,12 +15,13 @@ from tidebox.files.trees import Tally, TreeLimits
 from tidebox.model.limits import Limits
 from tidebox.model.result import Usage
 from tidebox.runtime import workspaces
-from tidebox.runtime.base import Box, Captured, CapturedTree, CaptureRule, Command, Exec, Files
+from tidebox.runtime.base import Box, Captured, CapturedTree, CaptureRule, Command, Exec, Files, Watch
 from tidebox.runtime.capture import capture, capture_into
 from tidebox.runtime.link import Link
 from tidebox.runtime.native.piped import PipedExec
 from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.native.usage import Meter
+from tidebox.runtime.native.watch import Watches
 from tidebox.runtime.relay import Relay
 from tidebox.wire.messages import ExecRequest, Rlimit
 
@@ -49,6 +50,7 @@ class NativeBox(Box):
         self._spoken = False
         self._pidfd = pidfd
         self._workspace = workspace
+        self._watches = Watches(workspace)
         self._meter = meter
         self._limits = limits
         self.relay: Relay | None = None
@@ -81,8 +83,14 @@ class NativeBox(Box):
         # The kernel reports the init's death only when every process of its pid namespace is gone.
         asyncio.get_running_loop().remove_reader(self._pidfd)
         self._dead.set()
+        self._watches.lose()
         for callback in self._callbacks:
             callback()
+
+    async def watch(self, path: str, recursive: bool) -> Watch:
+        if self._dead.is_set() or self._closing is not None:
+            raise BoxGone("the box is gone")
+        return await self._watches.open(path, recursive)
 
     async def exec(self, command: Command) -> Exec:
         if self._stopped:
@@ -162,6 +170,7 @@ class NativeBox(Box):
         await self._link.close()
         if self._single is not None:
             self._single.close()
+        await self._watches.close()
         os.close(self._pidfd)
         os.close(self._workspace)
         await self._spawner.close_box(self.id, self._meter)

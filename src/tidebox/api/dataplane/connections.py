@@ -1,0 +1,183 @@
+"""What all sockets of the dataplane have in common: a token first, then frames, and an end that is told."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tidebox.api.asgi import Receive, Scope, Send, context_of
+from tidebox.api.dataplane import frames
+from tidebox.api.dataplane.auth import caller, enter
+from tidebox.api.dataplane.failures import problem_of
+from tidebox.api.dataplane.frames import Auth, Close, Ping, Request
+from tidebox.api.dataplane.paths import Target
+from tidebox.api.dataplane.processes import Processes
+from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
+from tidebox.api.rates import RateLimiter
+from tidebox.broker.audit import Audit
+from tidebox.broker.sandboxes import Access, Gate
+from tidebox.errors import InvalidRequest, TideboxError, Unauthorized
+from tidebox.model.moments import iso_time
+from tidebox.model.sandbox import named
+
+AUTH_SECONDS = 5.0
+NORMAL, POLICY, INTERNAL_ERROR = 1000, 1008, 1011
+
+
+class Over(Exception):
+    """The connection ends."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """What every connection works with."""
+
+    gate: Gate
+    audit: Audit
+    rates: RateLimiter
+    processes: Processes
+    max_seconds: float
+    max_message_bytes: int
+
+
+class Connection(abc.ABC):
+    """One socket, from its upgrade to its end."""
+
+    def __init__(self, desk: Desk, scope: Scope, target: Target, send: Send) -> None:
+        self._desk = desk
+        self._scope = scope
+        self._target = target
+        self._send = send
+        self._access: Access | None = None
+        self._closing = False
+
+    async def admit(self, token: str) -> None:
+        """Let a token in that came with the upgrade."""
+        self._access = await enter(self._desk.gate, self._scope, self._target, token)
+        await self._desk.rates.check(self._access.principal)
+
+    async def serve(self, receive: Receive) -> None:
+        """Take frames until the client is gone or has nothing more to do here."""
+        try:
+            if self._access is None:
+                await self._introduce(receive)
+            await self._begin()
+            while (message := await receive())["type"] == "websocket.receive":
+                if not self._closing:
+                    await self._take(message.get("text"))
+        except Over as over:
+            await self._close(over.code)
+        except (OSError, RuntimeError):
+            return  # as a server says that the connection is gone, or is being closed
+        finally:
+            await self._leave()
+
+    async def _begin(self) -> None:
+        """The client may use the sandbox from now on."""
+        return
+
+    @abc.abstractmethod
+    async def _handle(self, request: Request) -> None:
+        """Do what a frame asks for, of those that not every socket takes."""
+
+    @abc.abstractmethod
+    async def _leave(self) -> None:
+        """The connection is over."""
+
+    def _ends_with(self, error: TideboxError) -> int | None:
+        """The code to close with after an error was told; None if the connection stays."""
+        return None
+
+    async def _introduce(self, receive: Receive) -> None:
+        """The first frame shows a token, and soon."""
+        try:
+            async with asyncio.timeout(AUTH_SECONDS):
+                message = await receive()
+        except TimeoutError:
+            await self._refuse(Unauthorized(f"no auth frame within {AUTH_SECONDS:g} s"))
+        if message["type"] != "websocket.receive":
+            raise Over(NORMAL)
+        try:
+            request = self._parse(message.get("text"))
+            if not isinstance(request, Auth):
+                raise Unauthorized("the first frame must be auth")
+            await self._authenticate(request)
+        except TideboxError as error:
+            await self._refuse(error)
+
+    @property
+    def _good(self) -> bool:
+        return self._access is not None and self._access.still_good()
+
+    def _parse(self, text: str | None) -> Request:
+        if text is not None and len(text) > self._desk.max_message_bytes:
+            raise InvalidRequest(f"a frame of more than {self._desk.max_message_bytes} characters")
+        return frames.parse(text)
+
+    async def _authenticate(self, request: Auth) -> None:
+        access = await enter(self._desk.gate, self._scope, self._target, request.token)
+        if self._access is None:
+            await self._desk.rates.check(access.principal)
+        elif access.sandbox.id != self._access.sandbox.id:
+            raise Unauthorized("the token is for another sandbox than this connection's")
+        self._access = access
+        await self._say(frames.auth_ok(access.sandbox.id, named(access.capabilities), iso_time(access.expires_at)))
+
+    async def _take(self, text: str | None) -> None:
+        try:
+            request = self._parse(text)
+            if not (self._good or isinstance(request, Auth)):
+                await self._refuse(revoked())
+            if isinstance(request, Ping):
+                await self._say(frames.PONG)
+            elif isinstance(request, Auth):
+                await self._authenticate(request)
+            elif isinstance(request, Close):
+                raise Over(NORMAL)
+            else:
+                await self._handle(request)
+        except TideboxError as error:
+            await self._tell(error)
+            if (code := self._ends_with(error)) is not None:
+                raise Over(code) from None
+
+    # What is said
+
+    async def _say(self, *texts: str) -> None:
+        held_back = 0
+        for position, text in enumerate(texts, start=1):
+            held_back += len(text)
+            more = position < len(texts) and held_back < WRITE_CHARACTERS
+            await self._send({"type": "websocket.send", "text": text, MORE: more})
+            if not more:
+                held_back = 0
+
+    async def _tell(self, error: TideboxError) -> None:
+        await self._say(frames.error(problem_of(error), context_of(self._scope).request_id))
+
+    async def _refuse(self, error: TideboxError) -> NoReturn:
+        await self._tell(error)
+        raise Over(POLICY)
+
+    async def _close(self, code: int) -> None:
+        if not self._closing:
+            self._closing = True
+            with contextlib.suppress(OSError, RuntimeError):
+                await self._send({"type": "websocket.close", "code": code})
+
+    def _record(self, access: Access, event: str, outcome: str, **fields: Any) -> None:
+        sandbox = access.sandbox
+        who = caller(access, context_of(self._scope))
+        self._desk.audit.record(event, who, outcome, sandbox_id=sandbox.id, binding_id=sandbox.binding_id, **fields)
+
+
+def revoked() -> Unauthorized:
+    """What is said to whoever holds a token that is of no use any more."""
+    return Unauthorized("the token was revoked")

@@ -325,6 +325,7 @@ class Settings:
     )
     max_runs_per_session: int | None = _setting("The most runs that one session may have had.", _whole, 1000, low=1)
     max_cpu_seconds_per_day: float | None = _setting(
+    max_sessions_per_user: int | None = _setting("Sessions that one user may have at once.", _whole, 100, low=1)
         "The most processor time that the runs of one user may use in a day (UTC); by default any.", _number, low=0
     )
     reaper_interval_sec: float = _setting(

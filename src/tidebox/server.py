@@ -152,7 +152,9 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
         queue_ttl=settings.queue_ttl_sec,
         meter=metrics,
         quotas=Quotas(
-            runs_per_session=settings.max_runs_per_session, cpu_seconds_per_day=settings.max_cpu_seconds_per_day
+            runs_per_session=settings.max_runs_per_session,
+            cpu_seconds_per_day=settings.max_cpu_seconds_per_day,
+            sessions=settings.max_sessions_per_user,
         ),
         retention=Retention(
             claims=settings.idempotency_ttl_sec,

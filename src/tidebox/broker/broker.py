@@ -73,6 +73,7 @@ class Broker:
             )
         )
         retention = retention or Retention()
+        quotas = quotas or Quotas()
         self._keeper = keeper = keeper or Keeper()
         self.runs = Runs(
             runner=runner,
@@ -81,7 +82,7 @@ class Broker:
             audit=audit,
             meter=self._meter,
             hub=self._hub,
-            quotas=quotas or Quotas(),
+            quotas=quotas,
             retention=retention,
             keeper=keeper,
         )
@@ -91,6 +92,7 @@ class Broker:
             meter=self._meter,
             runs=self.runs,
             keeper=keeper,
+            quotas=quotas,
             claims_kept=retention.claims,
             interval=reaper_interval,
         )

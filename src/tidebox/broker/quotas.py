@@ -1,4 +1,4 @@
-"""What one user may have: rules only. The store counts, inside the transaction that creates the run."""
+"""What one user may have: rules only. The store counts, inside the transaction that creates what is one more."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ class Quotas:
     unfinished_runs: int | None = None
     runs_per_session: int | None = None
     cpu_seconds_per_day: float | None = None
+    sessions: int | None = None
 
     @property
     def limited(self) -> bool:
-        """Whether there is anything to check."""
-        return self != Quotas()
+        """Whether there is anything to check for a run."""
+        limits = (self.unfinished_runs, self.runs_per_session, self.cpu_seconds_per_day)
+        return any(limit is not None for limit in limits)
 
     def check(self, holdings: Holdings) -> None:
         """Raise ``QuotaExceeded`` if one more run is one too many."""
@@ -30,8 +32,16 @@ class Quotas:
             ("runs_per_session", self.runs_per_session, holdings.in_session),
             ("cpu_seconds_per_day", self.cpu_seconds_per_day, holdings.cpu_seconds),
         ):
-            if limit is not None and held >= limit:
-                raise QuotaExceeded(f"the quota {name} of {limit:g} is used up", quota=name, limit=limit, held=held)
+            _check(name, limit, held)
+
+    def check_sessions(self, held: int) -> None:
+        """Raise ``QuotaExceeded`` if one more session is one too many."""
+        _check("sessions", self.sessions, held)
+
+
+def _check(name: str, limit: float | None, held: float) -> None:
+    if limit is not None and held >= limit:
+        raise QuotaExceeded(f"the quota {name} of {limit:g} is used up", quota=name, limit=limit, held=held)
 
 
 def day_of(now: float) -> float:

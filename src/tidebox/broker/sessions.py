@@ -17,6 +17,7 @@ from tidebox.broker.audit import Audit
 from tidebox.broker.failures import internal_error
 from tidebox.broker.keeping import Keeper
 from tidebox.broker.meter import Meter
+from tidebox.broker.quotas import Quotas
 from tidebox.broker.runs import Runs
 from tidebox.errors import NotFound, StoreUnavailable, TideboxError
 from tidebox.model.idempotency import Answered, Claim
@@ -52,6 +53,7 @@ class Sessions:
         meter: Meter,
         runs: Runs,
         keeper: Keeper,
+        quotas: Quotas,
         claims_kept: float,
         interval: float,
     ) -> None:
@@ -60,6 +62,7 @@ class Sessions:
         self._meter = meter
         self._runs = runs
         self._keeper = keeper
+        self._quotas = quotas
         self._claims_kept = claims_kept
         self._interval = interval
         self._removing: dict[str, asyncio.Task[None]] = {}
@@ -80,13 +83,14 @@ class Sessions:
             await asyncio.wait(self._removing.values())
 
     async def create(self, caller: Caller, session: Session, claim: Claim | None = None) -> SessionReceipt:
-        """Make a session, or answer a repeated request as the first one was."""
+        """Make a session, or answer a repeated request as the first one was; raises as ``Runs.submit`` does."""
         self._audit.check()
         creation = SessionCreation(
             session=session,
             claim=claim,
             response=msgspec.json.encode(session) if claim is not None else b"",
             valid_after=session.created_at - self._claims_kept,
+            check=self._quotas.check_sessions,
         )
         prior = await self._store.create_session(creation)
         if prior is not None:

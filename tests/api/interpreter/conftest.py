@@ -20,6 +20,8 @@ def interpreter_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
         rate_limit="off",
         cancel_grace_seconds="1",
         reaper_interval_sec="0.2",
+        # Many tests make sessions, and let their time end them.
+        max_sessions_per_user="10000",
     )
     yield server
     finish(server)

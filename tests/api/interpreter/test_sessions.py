@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime
+from typing import Any
 
 import pytest
 
 from tests.api.conftest import RunningServer
-from tests.api.interpreter.service import Service, error_of
+from tests.api.interpreter.service import JWT_SECRET, Service, error_of
 
 
 def test_what_a_session_is(ada: Service) -> None:
@@ -128,6 +129,21 @@ def test_a_session_has_only_so_many_runs(start_server: Callable[..., RunningServ
         error = error_of(client.submit(session_id=session), 429, "quota_exceeded")
         assert error["details"]["quota"] == "runs_per_session"
         assert client.run()["phase"] == "completed"
+
+
+def test_a_user_has_only_so_many_sessions_at_once(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(max_sessions_per_user="2", auth_jwt_secret=JWT_SECRET)
+    with Service.of(server, "ada") as ada, Service.of(server, "bob") as bob:
+        asked: dict[str, Any] = {"json": {"spec_version": "1.0"}, "headers": {"Idempotency-Key": "first"}}
+        first = ada.post("/sessions", **asked).json()["id"]
+        ada.session()
+        error = error_of(ada.post("/sessions", json={"spec_version": "1.0"}), 429, "quota_exceeded")
+        assert (error["details"]["quota"], error["details"]["limit"]) == ("sessions", 2)
+        # What was answered before is no new one.
+        assert ada.post("/sessions", **asked).json()["id"] == first
+        bob.session()
+        assert ada.http.delete(f"/sessions/{first}").status_code == 200
+        ada.session()
 
 
 def test_an_image_that_is_not_there(ada: Service) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import enum
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from tidebox.broker.failures import internal_error
 from tidebox.broker.first_words import FirstWords
@@ -90,6 +91,7 @@ class Worker:
         self._beginning: asyncio.Task[None] | None = None
         self._fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
         self._cancel = asyncio.Event()
+        self._kill = asyncio.Event()
         self._shut_down = False
         self._startup: asyncio.Timeout | None = None
         self._run: Run | None = None
@@ -112,8 +114,7 @@ class Worker:
         if self._verdict is None:
             self._verdict = verdict
         self.cancel()
-        if self._startup is not None and not self._startup.expired():
-            self._startup.reschedule(asyncio.get_running_loop().time())
+        self._kill.set()
 
     def shut_down(self) -> None:
         """Cancel because the server ends. One that only waits stays in the queue if the store keeps it."""
@@ -246,7 +247,7 @@ class Worker:
                 self._startup = startup
                 if self._cancel.is_set():
                     return self._canceled()
-                order = await self._keeper.prepare(self._run, self.work, order)
+                order = await self._keeper.prepare(self._run, self.work, replace(order, kill=self._kill))
                 ending = await self._runner.run(order, sink, self._cancel)
                 self._kept = await self._keeper.keep(self._run, self.work, ending)
         except TideboxError as error:
@@ -260,7 +261,7 @@ class Worker:
         finally:
             self._startup = None
         if ending.outcome is Outcome.CANCELLED and (self._shut_down or self._verdict is not None):
-            return self._canceled()
+            return replace(self._canceled(), signal=ending.signal, usage=ending.usage)
         if ending.outcome is Outcome.EXITED and (failure := first_words.failure(ending.exit_code)) is not None:
             return Conclusion(
                 phase=Phase.FAILED,

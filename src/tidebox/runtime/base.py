@@ -345,6 +345,8 @@ class Order:
     cancel_grace: float = CANCEL_GRACE_SECONDS
     """How long the program may go on after it was told to end."""
 
+    kill: Flag | None = None
+    """When set, the program is ended at once, without that grace."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:

@@ -135,6 +135,8 @@ class _Watch:
             await self._end_input()
         if self._cancel is not None:
             helpers.append(loop.create_task(self._watch_cancel(self._cancel)))
+        if self._order.kill is not None:
+            helpers.append(loop.create_task(self._watch_kill(self._order.kill)))
         try:
             exited = await self._follow()
         finally:
@@ -224,4 +226,8 @@ class _Watch:
             self._reason = Outcome.CANCELLED
         await self._program.signal(signal.SIGTERM)
         await asyncio.sleep(self._order.cancel_grace)
+        self._end(Outcome.CANCELLED)
+
+    async def _watch_kill(self, kill: asyncio.Event) -> None:
+        await kill.wait()
         self._end(Outcome.CANCELLED)

@@ -100,6 +100,10 @@ def test_deleting_kills_its_runs(ada: Service) -> None:
     for run_id in (running, waiting):
         run = ada.shown(run_id)
         assert (run["phase"], run["reason_code"]) == ("killed", "session_deleted")
+    # What it used until then is counted; the other one never began.
+    assert ada.shown(running)["resource_usage"]["wall_time_sec"] > 0
+    assert ada.shown(running)["resource_usage"]["peak_rss_mb"] > 0
+    assert ada.shown(waiting)["resource_usage"]["wall_time_sec"] is None
     error_of(ada.get(f"/sessions/{session}"), 404, "not_found")
     error_of(ada.submit(session_id=session), 404, "not_found")
     error_of(ada.http.delete(f"/sessions/{session}"), 404, "not_found")

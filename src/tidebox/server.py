@@ -270,11 +270,11 @@ def _sandboxes(settings: Settings, engine: Engine, store: Store, audit: Audit) -
 
 
 def _live_shape(settings: Settings) -> BoxSpec:
-    """What long-lived boxes have in common. What is in their workspace counts as memory too."""
+    """What long-lived boxes have in common."""
     workspace = settings.workspace_cap_mb * MIB
     return BoxSpec(
         limits=Limits(
-            memory=settings.live_mem_mb * MIB + workspace,
+            memory=settings.live_mem_mb * MIB,
             pids=settings.pids_limit,
             workspace=workspace,
             file_size=workspace,

@@ -80,7 +80,8 @@ class BoxSpec:
     executable: bool = True
     """Whether files in /workspace and /tmp may be executed."""
     shared: bool = False
-    """Long-lived, with several execs at once: each gets a cgroup leaf of its own."""
+    """Long-lived, with several execs at once: each gets a cgroup leaf of its own. ``limits.memory`` is beside what the
+    box's file systems take."""
     sandbox_id: str | None = None
     """Where given, external clients reach the box's agent at ``<data-dir>/run/agents/<sandbox_id>.sock``."""
 
@@ -344,9 +345,9 @@ class Order:
     """Called with the box when every process in it is dead and before it is closed."""
     cancel_grace: float = CANCEL_GRACE_SECONDS
     """How long the program may go on after it was told to end."""
-
     kill: Flag | None = None
     """When set, the program is ended at once, without that grace."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:

@@ -30,8 +30,8 @@ from tidebox.model.sandbox import ALL_CAPABILITIES, Capability
 from tidebox.runtime.base import BoxSpec
 
 SECONDS = 10.0
-# What is in the workspace is memory too.
-_LIMITS = Limits(memory=1024 * MIB, workspace=256 * MIB)
+# No more memory than files: a full workspace must not be what a sandbox dies of.
+_LIMITS = Limits(memory=256 * MIB, workspace=256 * MIB)
 
 
 class KnownTokens(Gate):

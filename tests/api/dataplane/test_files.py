@@ -330,18 +330,26 @@ def test_a_directory_is_not_replaced_by_a_file(http: httpx2.Client, there: str) 
     assert names(http, there) == ["sub"]
 
 
-def test_a_full_workspace(http: httpx2.Client, there: str) -> None:
+def test_a_full_workspace(plane: Plane) -> None:
+    """Files are memory, of which this sandbox has no more than its workspace takes: it lives all the same."""
+
     def endless() -> Iterator[bytes]:
         for _ in range(400):
             yield bytes(MIB)
 
-    try:
-        answer = http.post("/v1/files/upload", params={"path": f"{there}/huge"}, content=endless())
-    except httpx2.TransportError:
-        pass  # refused while it was still being sent
-    else:
+    sandbox = plane.sandbox()
+    with plane.client(plane.token(sandbox)) as http:
+        for path in ("/workspace/huge", "/tmp/huge", "/dev/shm/huge"):
+            answer = http.post("/v1/files/upload", params={"path": path}, content=endless())
+            assert code(answer) == (507, "NO_SPACE"), path
+            assert names(http, path.removesuffix("/huge")) == []
+        # Full to the last byte, by a program that goes on: there is still memory for others.
+        fill = "for at in workspace tmp dev/shm; do dd if=/dev/zero of=/$at/full bs=1M 2>/dev/null; done; echo full"
+        assert http.post("/v1/exec", json={"command": fill}).json()["stdout"] == "full\n"
+        answer = http.post("/v1/files/upload", params={"path": "more"}, content=bytes(MIB))
         assert code(answer) == (507, "NO_SPACE")
-    assert names(http, there) == []
+        made = http.post("/v1/exec", json={"command": ["python3", "-c", "print(len(bytes(100 << 20)))"]}).json()
+        assert made["stdout"] == f"{100 << 20}\n", made
 
 
 def test_who_may(plane: Plane, sandbox: Sandbox, http: httpx2.Client, there: str) -> None:

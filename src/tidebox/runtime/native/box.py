@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tidebox.errors import BoxGone
 from tidebox.files.trees import Tally, TreeLimits
-from tidebox.model.limits import Limits
+from tidebox.model.limits import MIB, Limits
 from tidebox.model.result import Usage
 from tidebox.runtime import workspaces
 from tidebox.runtime.base import Box, Captured, CapturedTree, CaptureRule, Command, Exec, Files, Watch
@@ -24,6 +24,8 @@ from tidebox.runtime.native.usage import Meter
 from tidebox.runtime.native.watch import Watches
 from tidebox.runtime.relay import Relay
 from tidebox.wire.messages import ExecRequest, Rlimit
+
+SHM_BYTES = 64 * MIB
 
 
 class NativeBox(Box):
@@ -103,8 +105,9 @@ class NativeBox(Box):
     async def adjust(self, limits: Limits) -> None:
         self._meter.reset()
         self._started = time.monotonic()
-        if cgroup_limits(limits) != cgroup_limits(self._limits):
-            await self._spawner.request("limit", box=self.id, limits=cgroup_limits(limits))
+        wanted = cgroup_limits(limits, shared=self._single is None)
+        if wanted != cgroup_limits(self._limits, shared=self._single is None):
+            await self._spawner.request("limit", box=self.id, limits=wanted)
         self._limits = limits
 
     async def freeze(self) -> None:
@@ -176,14 +179,24 @@ class NativeBox(Box):
         await self._spawner.close_box(self.id, self._meter)
 
 
-def cgroup_limits(limits: Limits) -> dict[str, int]:
-    """The limits a cgroup keeps, as the spawner takes them; the agent's own process comes on top of the user's."""
+def cgroup_limits(limits: Limits, *, shared: bool) -> dict[str, int]:
+    """The limits a cgroup keeps, as the spawner takes them; the agent's own process comes on top of the user's.
+
+    Files of a box are memory. In a shared one they are written by the agent too, which must not die of a disk that is
+    full: there is room for all that its file systems take.
+    """
+    files = sum(file_systems(limits)) if shared else 0
     return {
-        "memory": limits.memory,
+        "memory": limits.memory + files,
         "pids": limits.pids + 1,
         "quota": max(int(limits.cpus * 100_000), 1000),
         "shares": limits.cpu_shares,
     }
+
+
+def file_systems(limits: Limits) -> tuple[int, int, int]:
+    """The sizes of /workspace, /tmp and /dev/shm."""
+    return limits.workspace, limits.workspace, SHM_BYTES
 
 
 def exec_request(command: Command) -> ExecRequest:

@@ -12,13 +12,13 @@ from typing import Any
 
 from tidebox.errors import GuaranteeMissing, ProvisionFailed, RuntimeUnavailable
 from tidebox.model.launch import Cell as CellKind
-from tidebox.model.limits import MIB, Limits
+from tidebox.model.limits import Limits
 from tidebox.runtime import launchers
 from tidebox.runtime.base import Box, BoxSpec, Command, Exec, Report, Runtime
 from tidebox.runtime.images import Image, ImageStore
 from tidebox.runtime.link import Link
 from tidebox.runtime.native import host, probe
-from tidebox.runtime.native.box import NativeBox, cgroup_limits, exec_request
+from tidebox.runtime.native.box import NativeBox, cgroup_limits, exec_request, file_systems
 from tidebox.runtime.native.piped import Ends, PipedExec
 from tidebox.runtime.native.plan import WORKSPACE, BoxShape, box_plan, template_plan
 from tidebox.runtime.native.spawner import Spawner
@@ -26,7 +26,6 @@ from tidebox.runtime.relay import Relay
 from tidebox.wire.generations import GENERATION
 from tidebox.wire.messages import EXEC_LIMITS, Ready
 
-SHM_BYTES = 64 * MIB
 # What the agent will say, which is this very software.
 _READY = Ready(boot_time_ns=0, init_time_ns=0, ready_time_ns=0, exec_limits=EXEC_LIMITS)
 
@@ -102,7 +101,7 @@ class NativeRuntime(Runtime):
             shape=shape,
             cgroup=bool(self._spawner_facts["cgroup"]),
             leaves=spec.shared,
-            limits=cgroup_limits(spec.limits),
+            limits=cgroup_limits(spec.limits, shared=spec.shared),
             single=not spec.shared,
         )
         ends.give_away()
@@ -142,11 +141,12 @@ class NativeRuntime(Runtime):
         if self._spawner_facts["cgroup"]:
             name = name.rsplit(" ", 2)[0]
         if (template, name) not in self._shapes:
+            workspace_bytes, tmp_bytes, shm_bytes = file_systems(limits)
             shape = BoxShape(
-                workspace_bytes=limits.workspace,
+                workspace_bytes=workspace_bytes,
                 workspace_inodes=limits.inodes,
-                tmp_bytes=limits.workspace,
-                shm_bytes=SHM_BYTES,
+                tmp_bytes=tmp_bytes,
+                shm_bytes=shm_bytes,
                 executable=spec.executable,
             )
             before, after = box_plan(self._facts, shape)

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 # The argument of a process whose program is under way already: preparing for it would only make it wait.
 AT_ONCE = "at-once"
+# The interpreter rewrites a function during its first calls, and makes the compiler's types at the first compilation:
+# once in the process that is forked, or again in every child.
+_SETTLING_RUNS = 20
 # Exit statuses every shell gives for a command that is not there, or is there and cannot be executed.
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
@@ -118,6 +121,8 @@ def stand_by() -> None:
     os.close(write)
     _forget_ourselves()
     _standing_by = True
+    for _ in range(_SETTLING_RUNS):
+        _rehearse()
 
 
 def _standard_streams() -> None:

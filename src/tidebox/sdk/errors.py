@@ -5,6 +5,7 @@
     ├── ConnectionLost        the connection broke before the answer came
     ├── ClientClosed          the client was closed, by its own side
     ├── VersionRefused        the server does not speak this version of the protocol
+    ├── SandboxRecreated      the sandbox was lost with all that was in it; there is a new one now
     ├── ServerRefused         refused for good, for a reason that has no class of its own
     └── ServerProtocolError   the server broke the protocol
 
@@ -58,6 +59,14 @@ class VersionRefused(TideboxError):
     """The server does not speak the version of the protocol that this client speaks."""
 
     code = "version_refused"
+
+
+class SandboxRecreated(TideboxError):
+    """The sandbox was lost with all that was in it, and there is a new, empty one: nothing was done in that yet."""
+
+    code = "sandbox_recreated"
+    retryable = True
+    http_status = 409
 
 
 class ServerRefused(TideboxError):

@@ -22,6 +22,11 @@ class Target:
     key: str | None = field(repr=False)
     local: bool
 
+    @property
+    def http_url(self) -> str:
+        """What the paths of requests are below."""
+        return "http" + self.uri.removeprefix("ws").removesuffix("/ws")
+
 
 def find_target(url: str, api_key: str | None = None) -> Target:
     """The socket of the server at ``url``, with the key that is given or else found.
@@ -41,14 +46,15 @@ def find_target(url: str, api_key: str | None = None) -> Target:
         raise InvalidRequest("a server's address has no user, query or fragment", field="url")
     path = parts.path.rstrip("/")
     uri = urlunsplit((scheme, parts.netloc, path if path.endswith("/ws") else path + "/ws", "", ""))
-    local = _is_local(parts.hostname or "")
+    local = is_local(parts.hostname or "")
     key = api_key if api_key is not None else _find_key(local)
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InvalidRequest("a key is printable ASCII text", field="api_key")
     return Target(uri, key, local)
 
 
-def _is_local(host: str) -> bool:
+def is_local(host: str) -> bool:
+    """Whether a host is this machine."""
     if host == "localhost":
         return True
     try:

@@ -1,0 +1,111 @@
+"""What an answer of the access protocols or of the dataplane says went wrong, in the classes of ``tidebox.errors``.
+
+``details`` has the server's own ``code``, its ``request_id`` and, of an HTTP answer, the ``status``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from tidebox.errors import (
+    BoxGone,
+    CapabilityDenied,
+    Conflict,
+    ExecFailed,
+    Expired,
+    FileOperationFailed,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    LimitOutOfRange,
+    NotFound,
+    PayloadTooLarge,
+    ProvisionFailed,
+    RateLimited,
+    SandboxStarting,
+    TideboxError,
+    Unauthorized,
+)
+from tidebox.sdk.errors import ServerRefused, ServerUnreachable
+
+_BY_CODE: dict[str, type[TideboxError]] = {
+    "UNAUTHENTICATED": Unauthorized,
+    "FORBIDDEN": Forbidden,
+    "CAPABILITY_DENIED": CapabilityDenied,
+    "SESSION_NOT_FOUND": NotFound,
+    "BINDING_NOT_FOUND": NotFound,
+    "NOT_FOUND": NotFound,
+    "SESSION_CONFLICT": Conflict,
+    "BINDING_CONFLICT": Conflict,
+    "CONFLICT": Conflict,
+    "SESSION_EXPIRED": Expired,
+    "BINDING_EXPIRED": Expired,
+    "SANDBOX_STARTING": SandboxStarting,
+    "RATE_LIMITED": RateLimited,
+    "PROVIDER_UNAVAILABLE": ProvisionFailed,
+    "BACKEND_UNAVAILABLE": BoxGone,
+    "INVALID_REQUEST": InvalidRequest,
+    "LIMIT_OUT_OF_RANGE": LimitOutOfRange,
+    "PAYLOAD_TOO_LARGE": PayloadTooLarge,
+    "EXEC_FAILED": ExecFailed,
+    "FILE_NOT_FOUND": NotFound,
+    "FILE_ACCESS_DENIED": Forbidden,
+    "FILE_CONFLICT": Conflict,
+    "NO_SPACE": FileOperationFailed,
+    "FILE_OPERATION_FAILED": FileOperationFailed,
+    "INTERNAL_ERROR": InternalError,
+}
+
+# For answers of whatever stands between us and the server, which have no code.
+_BY_STATUS: dict[int, type[TideboxError]] = {
+    HTTPStatus.UNAUTHORIZED: Unauthorized,
+    HTTPStatus.FORBIDDEN: Forbidden,
+    HTTPStatus.NOT_FOUND: NotFound,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: PayloadTooLarge,
+    HTTPStatus.TOO_MANY_REQUESTS: RateLimited,
+}
+
+
+class Told(msgspec.Struct):
+    """An error as the server tells it."""
+
+    code: str
+    message: str
+    retryable: bool = False
+    request_id: str | None = None
+    details: dict[str, Any] = {}
+
+
+class _Envelope(msgspec.Struct):
+    error: Told
+
+
+_decode = msgspec.json.Decoder(_Envelope).decode
+
+
+def from_told(told: Told, **more: Any) -> TideboxError:
+    """The error that the server told of; a code that is not known counts by whether a retry may help."""
+    kind = _BY_CODE.get(told.code)
+    if kind is None or kind.retryable is not told.retryable:
+        kind = InternalError if told.retryable else ServerRefused
+    details = told.details | more | {"code": told.code}
+    if told.request_id is not None:
+        details["request_id"] = told.request_id
+    return kind(told.message, **details)
+
+
+def from_answer(status: int, headers: Mapping[str, str], body: bytes) -> TideboxError:
+    """The error that an HTTP answer tells of."""
+    more: dict[str, Any] = {"status": status}
+    pause = headers.get("retry-after", "")
+    if pause.isascii() and pause.isdigit():
+        more["retry_after"] = float(pause)
+    try:
+        return from_told(_decode(body).error, **more)
+    except msgspec.DecodeError:
+        kind = _BY_STATUS.get(status) or (ServerUnreachable if status >= 500 else ServerRefused)
+        return kind(f"the server answered with HTTP status {status}", **more)

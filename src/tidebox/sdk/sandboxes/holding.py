@@ -1,0 +1,156 @@
+"""A grant kept good while somebody holds it: refreshed before it expires, asked for again when it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from tidebox.errors import TideboxError
+from tidebox.sdk.errors import ClientClosed
+from tidebox.sdk.reconnection import Reconnection
+from tidebox.sdk.sandboxes.grants import Grant
+from tidebox.sdk.sandboxes.sources import Source
+
+# Of a token's life, when the next one is asked for: early enough to try again, and not all clients at once.
+_REFRESH_BETWEEN = (0.75, 0.85)
+# With a clock that is wrong every token looks old, and must not be replaced all the time.
+_SHORTEST_PAUSE = 0.5
+# A server that does not answer does not keep its client from leaving.
+RELEASE_SECONDS = 10.0
+
+
+class Held:
+    """One scope's grant, shared by all who hold it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._grant: Grant | None = None
+        # Guards the grant: one request for it is under way at a time, and the others wait for what that brings.
+        self._changing = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._holders = 0
+        self._kept = False
+        self._closed = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody holds it, nothing is done with it, and it is of no use to whoever comes next."""
+        if self._holders or self._changing.locked():
+            return False
+        return self._grant is None or _is_over(self._grant)
+
+    async def take(self, *, keep: bool) -> Grant:
+        """Hold it, and get a grant, asked for if there is none that is good. With ``keep`` the sandbox stays after."""
+        self._holders += 1
+        try:
+            async with self._changing:
+                self._check_open()
+                grant = self._grant
+                if grant is None or _is_over(grant):
+                    grant = await self._ask()
+                self._keep_fresh()
+        except BaseException:
+            self._holders -= 1
+            raise
+        # Not before: whoever was refused has no say in what becomes of it.
+        self._kept |= keep
+        return grant
+
+    async def let_go(self) -> None:
+        """Hold it no more; the last one releases the sandbox, as well as that can be done."""
+        self._holders -= 1
+        if self._holders:
+            return
+        kept, self._kept = self._kept, False
+        await self._stop()
+        if kept:
+            return
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self.release()
+        except (TideboxError, TimeoutError):
+            pass  # nobody can help it; the server removes what nobody uses
+
+    async def release(self) -> None:
+        """End the sandbox. Whoever still holds it gets another one."""
+        async with self._changing:
+            grant, self._grant = self._grant, None
+            if grant is not None:
+                await self._source.release(grant)
+
+    async def current(self) -> Grant:
+        """A grant that is good, as far as that is known."""
+        grant = self._grant
+        return grant if grant is not None and not _is_over(grant) else await self.renewed(grant)
+
+    async def renewed(self, refused: Grant | None) -> Grant:
+        """Another grant than one that was refused."""
+        async with self._changing:
+            self._check_open()
+            grant = self._grant
+            if grant is None or grant is refused:
+                grant = await self._ask()
+                self._keep_fresh()
+            return grant
+
+    async def after(self, grant: Grant) -> Grant:
+        """The grant that comes after this one, as soon as it is there."""
+        while self._grant is None or self._grant is grant:
+            await self._changed.wait()
+        return self._grant
+
+    async def _ask(self) -> Grant:
+        return self._set(await self._source.ask(self._grant))
+
+    def _set(self, grant: Grant) -> Grant:
+        self._grant = grant
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return grant
+
+    async def close(self) -> None:
+        """Let go for all who hold it."""
+        self._closed = True
+        if self._holders:
+            self._holders = 1
+            await self.let_go()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("the client was closed")
+
+    def _keep_fresh(self) -> None:
+        if self._holders and not self._closed and (self._keeper is None or self._keeper.done()):
+            self._keeper = asyncio.get_running_loop().create_task(self._refresh_in_time(), name="tidebox grant")
+
+    async def _stop(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait([keeper])
+
+    async def _refresh_in_time(self) -> None:
+        """Until it is refused; then whoever next uses the sandbox asks for it again."""
+        loop = asyncio.get_running_loop()
+        attempts = Reconnection()
+        while (grant := self._grant) is not None:
+            left = grant.expires_at - time.time()
+            await asyncio.sleep(max(left * random.uniform(*_REFRESH_BETWEEN), _SHORTEST_PAUSE))
+            while True:
+                try:
+                    async with self._changing:
+                        if self._grant is grant:
+                            self._set(await self._source.refresh(grant))
+                    attempts.connected(loop.time())
+                    break
+                except TideboxError as error:
+                    if not error.retryable:
+                        return
+                    attempts.failed(loop.time())
+                    await asyncio.sleep(attempts.pause(loop.time()))
+
+
+def _is_over(grant: Grant) -> bool:
+    return grant.expires_at <= time.time()

@@ -1,0 +1,137 @@
+"""HTTP requests to servers and to sandboxes, with the errors of Tidebox."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+
+import tidebox
+from tidebox.errors import InvalidRequest, TideboxError
+from tidebox.sdk.errors import ClientClosed, ConnectionLost, ServerUnreachable
+from tidebox.sdk.sandboxes.failures import from_answer
+from tidebox.sdk.target import is_local
+
+USER_AGENT = f"tidebox/{tidebox.__version__}"
+# Well before the server closes a connection that nobody uses: a request must not meet its end.
+_IDLE_SECONDS = 20.0
+# A program may be silent for as long as it runs, so it is the kernel that looks whether the other side is still there.
+KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+_NOT_CONNECTED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
+
+
+class Http:
+    """Connections, kept for the next request."""
+
+    def __init__(self, connect_timeout: float) -> None:
+        self.connect_timeout = connect_timeout
+        self._clients: dict[tuple[str, bool], httpx2.AsyncClient] = {}
+        self._closed = False
+
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        *,
+        bearer: str | None,
+        content: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+    ) -> bytes:
+        """The body of the answer to a JSON request, of which every step may take so many seconds."""
+        body = None
+        if content is not None:
+            try:
+                body = msgspec.json.encode(content)
+            except (TypeError, UnicodeEncodeError) as error:
+                raise InvalidRequest(f"not something that can be sent: {error}") from None
+            headers = {"Content-Type": "application/json", **(headers or {})}
+        exchange = self.exchange(method, url, bearer=bearer, body=body, params=params, headers=headers, seconds=seconds)
+        async with exchange as response:
+            return await response.aread()
+
+    @contextlib.asynccontextmanager
+    async def exchange(
+        self,
+        method: str,
+        url: str,
+        *,
+        bearer: str | None,
+        body: bytes | AsyncIterator[bytes] | None = None,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+    ) -> AsyncIterator[httpx2.Response]:
+        """One request and its answer, whose body is read within the context; an answer of another kind is raised."""
+        credential = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
+        try:
+            request = self._client(url).stream(
+                method,
+                url,
+                content=body,
+                params=params,
+                headers={**credential, **(headers or {})},
+                timeout=httpx2.Timeout(seconds, connect=self.connect_timeout),
+            )
+            async with request as response:
+                if response.is_error or response.is_redirect:
+                    raise from_answer(response.status_code, response.headers, await response.aread())
+                yield response
+        except httpx2.TransportError as error:
+            raise _failure(url, error) from error
+        except (httpx2.InvalidURL, UnicodeEncodeError) as error:
+            raise InvalidRequest(f"not something that can be asked for: {error}") from None
+
+    def _client(self, url: str) -> httpx2.AsyncClient:
+        if self._closed:
+            raise ClientClosed("the client was closed")
+        parts = urlsplit(url)
+        key = parts.scheme, is_local(parts.hostname or "")
+        client = self._clients.get(key)
+        if client is None:
+            client = self._clients[key] = _make_client(*key)
+        return client
+
+    async def close(self) -> None:
+        """End the connections; what is under way on them fails."""
+        self._closed = True
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.aclose()
+
+
+def _make_client(scheme: str, local: bool) -> httpx2.AsyncClient:
+    # Reading the certificates takes longer than everything else, and plain HTTP has no use for them.
+    verify: ssl.SSLContext | bool = ssl.create_default_context() if scheme == "https" else False
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=_IDLE_SECONDS)
+    direct = httpx2.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=KEEP_ALIVE)
+    return httpx2.AsyncClient(
+        verify=verify,
+        limits=limits,
+        # Where the environment names a proxy, that has the last word.
+        mounts={"all://": direct},
+        trust_env=not local,
+        headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
+    )
+
+
+def _failure(url: str, error: httpx2.TransportError) -> TideboxError:
+    where = "{0.scheme}://{0.netloc}".format(urlsplit(url))
+    reason = str(error) or type(error).__name__
+    if isinstance(error, httpx2.UnsupportedProtocol):
+        return InvalidRequest(f"not an address: {where}", field="url")
+    if isinstance(error, _NOT_CONNECTED):
+        return ServerUnreachable(f"no connection to {where}: {reason}")
+    return ConnectionLost(f"the connection to {where} broke: {reason}")

@@ -1,0 +1,129 @@
+"""A program in a sandbox and the socket it is reached through."""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from tidebox.sdk.errors import ConnectionLost, ServerProtocolError
+from tidebox.sdk.sandboxes import frames
+from tidebox.sdk.sandboxes.results import Chunk, Ending, Exit, plain
+from tidebox.sdk.sandboxes.sockets import Socket
+
+
+async def introduce(url: str, token: str, connect_timeout: float) -> frames.AuthOk:
+    """What a token is good for; raises if it is not."""
+    socket = await Socket.open(url, token, connect_timeout)
+    try:
+        await socket.send(frames.encode("auth", token=token))
+        frame = await _receive(socket)
+    finally:
+        await socket.close()
+    if not isinstance(frame, frames.AuthOk):
+        raise ServerProtocolError("the sandbox did not say whether the token is good")
+    return frame
+
+
+async def _receive(socket: Socket) -> frames.Received:
+    message = await socket.receive()
+    if message is None:
+        raise ConnectionLost("the sandbox closed the connection before the program was over")
+    frame = frames.decode(message)
+    if isinstance(frame, frames.Error):
+        raise socket.failed(frame.error)
+    return frame
+
+
+class AsyncProcess:
+    """A program that runs in a sandbox; iterate over it for its output as it comes.
+
+    One task reads. Closing it ends the program, unless that was started to go on without anybody.
+    """
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self._ending: Ending | None = None
+        self.pid = 0
+        """Its number in the sandbox."""
+        self.id: str | None = None
+        """What ``attach`` finds it by, if it was started to go on without anybody."""
+        self.offset = 0
+        """Where its output, of both streams together, goes on after what was read; known if it has an id."""
+
+    @classmethod
+    async def start(cls, url: str, token: str, connect_timeout: float, request: Mapping[str, Any]) -> Self:
+        """Start a program, or attach to one, as the ``start`` frame says."""
+        message = frames.encode("start", **request)
+        process = cls(await Socket.open(url, token, connect_timeout))
+        try:
+            await process._socket.send(message)
+            frame = await _receive(process._socket)
+            if not isinstance(frame, frames.Ready):
+                raise ServerProtocolError("the sandbox did not say that the program runs")
+        except BaseException:
+            await process.close()
+            raise
+        process.pid, process.id, process.offset = frame.pid, frame.process_id, frame.offset or 0
+        return process
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        while (chunk := await self.read()) is not None:
+            yield chunk
+
+    async def read(self) -> Chunk | None:
+        """The next piece of output; None when the program is over.
+
+        What the sandbox has to say against something that was sent to the program is raised here.
+        """
+        while self._ending is None:
+            frame = await _receive(self._socket)
+            if isinstance(frame, frames.Stdout | frames.Stderr):
+                try:
+                    data = plain(frame.data, frame.encoding)
+                except binascii.Error:
+                    raise ServerProtocolError("the sandbox sent output that is not base64") from None
+                self.offset = self.offset + len(data) if frame.offset is None else frame.offset
+                return Chunk("stdout" if isinstance(frame, frames.Stdout) else "stderr", data)
+            if isinstance(frame, Exit):
+                self._ending = Ending(**frame.fields())
+                await self.close()
+        return None
+
+    async def wait(self) -> Ending:
+        """How it ended, once it has; what it still prints until then is passed over."""
+        while await self.read() is not None:
+            pass
+        assert self._ending is not None
+        return self._ending
+
+    async def write(self, data: bytes | str) -> None:
+        """Give it input; waits while it is too far behind with reading."""
+        for message in frames.stdin(data.encode() if isinstance(data, str) else data):
+            await self._socket.send(message)
+
+    async def end_input(self) -> None:
+        """Let it read the end of its input."""
+        await self._socket.send(frames.encode("stdin", eof=True))
+
+    async def signal(self, name: str) -> None:
+        """Signal it: ``INT``, ``TERM``, ``KILL`` and so on."""
+        await self._socket.send(frames.encode("signal", signal=name))
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Give its terminal another size."""
+        await self._socket.send(frames.encode("resize", rows=rows, cols=columns))
+
+    async def close(self) -> None:
+        """End the connection, and with it the program, unless that was started to go on without anybody."""
+        # One that ends by that may still write, and nobody wants to know.
+        await self._socket.close(at_once=self._ending is None and self.id is None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,167 @@
+"""A sandbox, for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from tidebox.errors import InvalidRequest, Unauthorized
+from tidebox.sdk.errors import ClientClosed, SandboxRecreated
+from tidebox.sdk.sandboxes.files import AsyncFiles
+from tidebox.sdk.sandboxes.grants import Grant, from_config
+from tidebox.sdk.sandboxes.holding import Held
+from tidebox.sdk.sandboxes.http import Http
+from tidebox.sdk.sandboxes.process import AsyncProcess, introduce
+from tidebox.sdk.sandboxes.requests import (
+    Command,
+    ExecOptions,
+    ShellOptions,
+    StartOptions,
+    make_exec,
+    make_shell,
+    make_start,
+)
+from tidebox.sdk.sandboxes.results import ExecResult, executed
+from tidebox.sdk.sandboxes.sources import Given
+
+Answer = TypeVar("Answer")
+
+
+class AsyncSandbox:
+    """A box that lives on between programs, with a workspace that they share."""
+
+    def __init__(self, http: Http, held: Held, grant: Grant) -> None:
+        self._http = http
+        self._held = held
+        self._grant = grant
+        self._owns_http = False
+        self._closed = False
+        self.recreated = grant.recreated
+        """Whether there was another sandbox before, which is lost with all that was in it."""
+        self.files = AsyncFiles(http, held, self._use)
+
+    @classmethod
+    async def connect(cls, config: Mapping[str, Any], *, connect_timeout: float = 10.0) -> Self:
+        """The sandbox that somebody else negotiated, as the configuration of a run has it in ``configurable.sandbox``.
+
+        Its token is refreshed if ``refresh_url`` is there. Closing it leaves it to whoever negotiated it.
+        """
+        http = Http(connect_timeout)
+        held = Held(Given(http, from_config(config)))
+        sandbox = cls(http, held, await held.take(keep=True))
+        sandbox._owns_http = True
+        try:
+            await sandbox._use(sandbox._knock)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    @property
+    def id(self) -> str:
+        """The sandbox's name."""
+        return self._grant.sandbox_id
+
+    @property
+    def session_id(self) -> str | None:
+        """The binding through which it was got."""
+        return self._grant.session_id
+
+    @property
+    def capabilities(self) -> frozenset[str] | None:
+        """What may be done in it; None where the server did not say."""
+        return self._grant.capabilities
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Be done with it. The last who holds it releases it, with all that is in it, unless it is to be kept."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._held.let_go()
+        if self._owns_http:
+            await self._http.close()
+
+    async def release(self) -> None:
+        """End it now, with all that is in it, whoever else holds it."""
+        self._check_open()
+        await self._held.release()
+        await self.close()
+
+    async def exec(self, command: Command, **options: Unpack[ExecOptions]) -> ExecResult:
+        """Run a program and wait for its end. A list is a program with its arguments, a text a line for the shell.
+
+        See ``ExecOptions`` for what else can be said. Cancelling the call kills the program.
+        """
+        request = make_exec(command, **options)
+
+        async def attempt(grant: Grant) -> bytes:
+            return await self._http.ask("POST", f"{grant.http_url}/exec", bearer=grant.token, content=request)
+
+        return executed(await self._use(attempt))
+
+    async def start(self, command: Command, **options: Unpack[StartOptions]) -> AsyncProcess:
+        """Begin to run a program; see ``StartOptions`` for what else can be said."""
+        return await self._start(_exec_url, make_start(command, **options))
+
+    async def shell(self, **options: Unpack[ShellOptions]) -> AsyncProcess:
+        """Open a login shell on a terminal; see ``ShellOptions`` for what else can be said."""
+        return await self._start(_shell_url, make_shell(**options))
+
+    async def attach(self, process_id: str, offset: int = 0) -> AsyncProcess:
+        """Go on with a program that was left running, from that place in its output or the oldest that is kept."""
+        return await self._start(_exec_url, {"process_id": process_id, "offset": offset})
+
+    async def _start(self, url_of: Callable[[Grant], str], request: Mapping[str, Any]) -> AsyncProcess:
+        async def attempt(grant: Grant) -> AsyncProcess:
+            return await AsyncProcess.start(url_of(grant), grant.token, self._http.connect_timeout, request)
+
+        return await self._use(attempt)
+
+    async def _knock(self, grant: Grant) -> None:
+        """See whether a token is good, and for which sandbox."""
+        known = await introduce(grant.exec_url, grant.token, self._http.connect_timeout)
+        if known.sandbox_id != grant.sandbox_id:
+            raise InvalidRequest("configurable.sandbox: the token is for another sandbox", field="sandbox")
+
+    async def _use(self, attempt: Callable[[Grant], Awaitable[Answer]]) -> Answer:
+        """Do something with a token that is good; if it turns out not to be, once more with another one."""
+        grant = await self._noticed(self._held.current())
+        try:
+            return await attempt(grant)
+        except Unauthorized:
+            grant = await self._noticed(self._held.renewed(grant))
+        return await attempt(grant)
+
+    async def _noticed(self, coming: Awaitable[Grant]) -> Grant:
+        """A grant, unless it is for another sandbox: whoever relies on what was in the last one has to know."""
+        self._check_open()
+        last, self._grant = self._grant, await coming
+        if self._grant.sandbox_id != last.sandbox_id:
+            self.recreated = True
+            raise SandboxRecreated(
+                f"the sandbox {last.sandbox_id} is lost with all that was in it; now there is {self._grant.sandbox_id}",
+                sandbox_id=self._grant.sandbox_id,
+                lost_sandbox_id=last.sandbox_id,
+            )
+        return self._grant
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("the sandbox was closed")
+
+
+def _exec_url(grant: Grant) -> str:
+    return grant.exec_url
+
+
+def _shell_url(grant: Grant) -> str:
+    return grant.shell_url

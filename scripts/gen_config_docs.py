@@ -28,6 +28,7 @@ _TYPES = {
     "str": "text",
     "Path": "path",
     "tuple[str, ...]": "list of texts",
+    "tuple[RemoteServer, ...]": "JSON",
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tidebox.errors import InvalidRequest
+from tidebox.model.providers import RemoteServer, read_servers
 
 PREFIX = "SANDBOX_"
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -324,8 +325,8 @@ class Settings:
         "How long a session lives; requests may ask for less.", _number, 3600.0, low=1, high=31536000
     )
     max_runs_per_session: int | None = _setting("The most runs that one session may have had.", _whole, 1000, low=1)
-    max_cpu_seconds_per_day: float | None = _setting(
     max_sessions_per_user: int | None = _setting("Sessions that one user may have at once.", _whole, 100, low=1)
+    max_cpu_seconds_per_day: float | None = _setting(
         "The most processor time that the runs of one user may use in a day (UTC); by default any.", _number, low=0
     )
     reaper_interval_sec: float = _setting(
@@ -377,6 +378,13 @@ class Settings:
         "What users with certain roles may be granted at most: viewer=fs_read,builder=fs_read+fs_write+exec.",
         _role_capabilities,
         (),
+    )
+    providers: tuple[RemoteServer, ...] = _setting(
+        "Other servers that sandboxes may be on, as a JSON list of objects with name, url, api_key or api_key_file, and "
+        "where wanted mode (relay or direct) and ca.",
+        read_servers,
+        (),
+        secret=True,
     )
     log_level: str = _setting("The least severe log line that is written: debug, info, warning, error.", _level, "info")
 

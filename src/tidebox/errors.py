@@ -26,6 +26,7 @@
     ├── InvalidImage              an image source that must not be unpacked
     ├── RuntimeUnavailable        this machine cannot run that runtime at all
     │   └── GuaranteeMissing      it could, but without a guarantee of the policy
+    ├── ProviderUnavailable       the other server that has the sandbox, or is to make it, cannot do it now
     ├── ProvisionFailed           a box could not be made; names the failing step
     │   └── FetchFailed           what was to be put into it could not be fetched
     ├── ExecFailed                the program could not be started in the box
@@ -223,6 +224,14 @@ class GuaranteeMissing(RuntimeUnavailable):
     """A guarantee of the policy cannot be given here; ``details['guarantees']`` names each."""
 
     code = "guarantee_missing"
+
+
+class ProviderUnavailable(TideboxError):
+    """The other server that has the sandbox, or is to make it, does not answer or has no room."""
+
+    code = "provider_unavailable"
+    retryable = True
+    http_status = 503
 
 
 class ProvisionFailed(TideboxError):

@@ -70,8 +70,9 @@ def configure(level: str, file: TextIO | None = None) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=LEVELS[level], force=True)
-    # Below this it writes whole frames and request lines, with the code and the tokens in them.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # Below this they write whole frames, request lines and headers, with the code and the tokens in them.
+    for name in ("uvicorn", "httpcore2", "httpx2", "websockets"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def report_loop_failures(loop: asyncio.AbstractEventLoop) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tidebox.broker.audit import Audit
     from tidebox.broker.filekeeping import FileKeeper
     from tidebox.broker.meter import Meter
+    from tidebox.broker.providers.base import Providers
     from tidebox.broker.tokens import KeyRing
     from tidebox.store.base import Store
 
@@ -222,7 +223,6 @@ def _sandboxes(settings: Settings, engine: Engine, store: Store, audit: Audit) -
     from tidebox.broker.access import Sandboxes
     from tidebox.broker.bindings import Bindings
     from tidebox.broker.leases import Terms
-    from tidebox.broker.stock import Stock
     from tidebox.model.sandbox import Capability, CapabilityPolicy
 
     def keys() -> KeyRing:
@@ -240,7 +240,7 @@ def _sandboxes(settings: Settings, engine: Engine, store: Store, audit: Audit) -
     bindings = Bindings(
         store=store,
         audit=audit,
-        stock=Stock(engine.runtime, _live_shape(settings), settings.pool_sandboxes),
+        providers=_providers(settings, engine),
         terms=Terms(
             token_ttl=settings.token_ttl_sec,
             lease_ttl=settings.lease_ttl_sec,
@@ -250,7 +250,6 @@ def _sandboxes(settings: Settings, engine: Engine, store: Store, audit: Audit) -
         ),
         max_per_user=settings.max_sandboxes_per_user,
         claims_kept=settings.idempotency_ttl_sec,
-        enabled=settings.enable_execution,
     )
     return Sandboxes(
         bindings,
@@ -267,6 +266,21 @@ def _sandboxes(settings: Settings, engine: Engine, store: Store, audit: Audit) -
         bind_address=settings.token_bind_address,
         look_interval=settings.reaper_interval_sec,
     )
+
+
+def _providers(settings: Settings, engine: Engine) -> Providers:
+    from tidebox.broker.providers.base import Provider, Providers
+    from tidebox.broker.providers.local import LocalProvider
+    from tidebox.broker.stock import Stock
+
+    stock = Stock(engine.runtime, _live_shape(settings), settings.pool_sandboxes)
+    found: list[Provider] = [LocalProvider(stock, enabled=settings.enable_execution)]
+    if settings.providers:
+        # It comes with an HTTP client.
+        from tidebox.broker.providers.remote import make_remote
+
+        found += [make_remote(server, bind_address=settings.token_bind_address) for server in settings.providers]
+    return Providers(found)
 
 
 def _live_shape(settings: Settings) -> BoxSpec:

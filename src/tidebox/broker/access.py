@@ -1,23 +1,25 @@
 """Access to sandboxes: grants, and the tokens that prove them.
 
 A token is checked against what is live in this process, without asking the store: it is dead as soon as its binding
-is released, its sandbox lost, or its epoch over.
+is released, its sandbox lost, or its epoch over. Where clients use another server's sandbox themselves, that server's
+token is what they are granted; of such tokens no more than a digest is kept, to know them again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidebox.broker.audit import Audit
-from tidebox.broker.bindings import PROVIDER, Bindings
-from tidebox.broker.held import AUTO, Ask, Held
+from tidebox.broker.bindings import Bindings
+from tidebox.broker.held import Ask, Held
 from tidebox.broker.reaper import Reaper
-from tidebox.broker.sandboxes import Access, Gate, Sandbox
-from tidebox.errors import Expired, Forbidden, RuntimeUnavailable, SandboxStarting, Unauthorized
+from tidebox.broker.sandboxes import Access, Gate, LiveSandbox
+from tidebox.errors import BoxGone, Expired, Forbidden, SandboxStarting, Unauthorized
 from tidebox.model.ids import new_id
 from tidebox.model.principal import Actor, Caller, Principal
 from tidebox.model.sandbox import (
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from tidebox.broker.tokens import Claims, KeyRing
 
 _ANY_USER = ""
+# A sandbox on another server can be lost under whoever asks for it; but not each time.
+_TRIES = 3
 
 
 class Sandboxes(Gate):
@@ -60,6 +64,8 @@ class Sandboxes(Gate):
         self._capabilities = capabilities
         self._bind_address = bind_address
         self._ended_threads: dict[tuple[str, str], float] = {}
+        self._handed_out: dict[bytes, Claims] = {}
+        """What tokens of other servers mean here, by their digest."""
         self._reaper = Reaper(self._look, look_interval)
 
     @property
@@ -83,25 +89,34 @@ class Sandboxes(Gate):
         """Access to the sandbox of a scope; raises what ``Bindings.obtain`` does, and ``CapabilityDenied``."""
         self._audit.check()
         capabilities = self._capabilities.granted(caller.principal, ask.actor, ask.capabilities)
-        if ask.provider not in (AUTO, PROVIDER):
-            raise RuntimeUnavailable(f"there is no provider {ask.provider!r} here", provider=ask.provider)
+        self.bindings.providers.preferred(ask.provider)
         before = self.bindings.of_scope(ask.scope)
         waited = before is not None and before.usable is None
-        held, sandbox = await self.bindings.obtain(caller, ask)
+        held, grant = await self._obtained(caller, ask, capabilities)
         held.last = (ask.actor, ask.capabilities)
         recreated = held.recreated and (waited or not held.told)
         held.told = True
-        thread_id = ask.thread_id or held.binding.thread_id
-        if thread_id is not None:
-            self._ended_threads.pop((caller.principal.user, thread_id), None)
-            self._ended_threads.pop((_ANY_USER, thread_id), None)
-        grant = self._minted(held, sandbox, caller, ask.actor, capabilities, thread_id)
+        if grant.thread_id is not None:
+            self._ended_threads.pop((caller.principal.user, grant.thread_id), None)
+            self._ended_threads.pop((_ANY_USER, grant.thread_id), None)
         return replace(grant, recreated=recreated)
 
-    def _minted(
+    async def _obtained(
+        self, caller: Caller, ask: Ask, capabilities: frozenset[Capability], tries: int = _TRIES
+    ) -> tuple[Held, Grant]:
+        held, sandbox = await self.bindings.obtain(caller, ask)
+        thread_id = ask.thread_id or held.binding.thread_id
+        try:
+            return held, await self._minted(held, sandbox, caller, ask.actor, capabilities, thread_id)
+        except BoxGone:
+            if tries <= 1:
+                raise
+        return await self._obtained(caller, ask, capabilities, tries - 1)
+
+    async def _minted(
         self,
         held: Held,
-        sandbox: Sandbox,
+        sandbox: LiveSandbox,
         caller: Caller,
         actor: Actor,
         capabilities: frozenset[Capability],
@@ -110,12 +125,21 @@ class Sandboxes(Gate):
         """A fresh token; whoever gets one needs the sandbox."""
         from tidebox.broker.tokens import Claims
 
+        epoch = held.epoch
+        leave = await sandbox.admit(actor, capabilities)
+        if held.over or held.usable is not sandbox:
+            raise BoxGone("the sandbox is gone", sandbox_id=sandbox.id)
         now = time.time()
         held.binding = self.terms.leased(held.binding, now)
-        if sandbox.users == 0 and not sandbox.frozen:
+        if not sandbox.in_use and not sandbox.frozen:
             held.go(SandboxState.ACTIVE)
+        if leave is not None:
+            capabilities &= leave.capabilities
+        direct = leave if sandbox.base_url is not None else None
         # No token outlives its binding.
-        expires = int(min(now + self.terms.token_ttl, held.binding.expires_at))
+        expires = int(
+            direct.expires_at if direct is not None else min(now + self.terms.token_ttl, held.binding.expires_at)
+        )
         claims = Claims(
             sub=caller.principal.user,
             sandbox_id=sandbox.id,
@@ -125,38 +149,47 @@ class Sandboxes(Gate):
             iat=int(now),
             exp=expires,
             jti=new_id("tok"),
-            epoch=held.epoch,
+            epoch=epoch,
             actor=actor,
             thread_id=thread_id,
             address=caller.address if self._bind_address else None,
         )
+        if direct is not None:
+            self._handed_out[_digest(direct.token)] = claims
         return Grant(
             binding=held.binding,
             sandbox_id=sandbox.id,
-            token=self.keys.sign(claims),
+            token=direct.token if direct is not None else self.keys.sign(claims),
             expires_at=float(expires),
             capabilities=capabilities,
             thread_id=thread_id,
+            base_url=sandbox.base_url,
         )
 
     async def authorize(self, token: str, *, address: str, sandbox_id: str | None = None) -> Access:
         """What a token gives access to."""
         claims, held, sandbox = self._proven(token, address)
+        if sandbox.base_url is not None:
+            raise Unauthorized("the sandbox of the token is on another server, and is used there")
         if sandbox_id not in (None, sandbox.id):
             raise Forbidden("the token is for another sandbox")
-        actor: Actor = "agent" if claims.actor == "agent" else "human"
-        capabilities = frozenset(map(Capability, claims.capabilities))
-        principal = Principal(claims.sub, actor=actor)
         return Access(
             sandbox,
-            capabilities,
+            frozenset(map(Capability, claims.capabilities)),
             float(claims.exp),
-            principal,
+            _holder(claims),
             still_good=lambda: held.epoch == claims.epoch,
         )
 
-    def _proven(self, token: str, address: str) -> tuple[Claims, Held, Sandbox]:
-        claims = self.keys.verify(token)
+    def holder(self, token: str, address: str) -> Principal:
+        """Whose a token is; raises as ``authorize`` does."""
+        return _holder(self._proven(token, address)[0])
+
+    def _proven(self, token: str, address: str) -> tuple[Claims, Held, LiveSandbox]:
+        handed_out = self._handed_out.get(_digest(token)) if self._handed_out else None
+        if handed_out is not None and handed_out.exp <= time.time():
+            raise Unauthorized("the token has expired")
+        claims = handed_out or self.keys.verify(token)
         held = self.bindings.live(claims.binding)
         sandbox = held.usable if held is not None else None
         if held is None or sandbox is None or sandbox.id != claims.sandbox_id:
@@ -175,10 +208,13 @@ class Sandboxes(Gate):
             raise Forbidden("the token is another user's")
         if self._thread_ended(claims):
             raise Unauthorized("the thread of the token has ended")
-        actor: Actor = "agent" if claims.actor == "agent" else "human"
-        holder = caller or Caller(Principal(claims.sub, actor=actor), address, "", "")
+        principal = _holder(claims)
+        holder = caller or Caller(principal, address, "", "")
         capabilities = frozenset(map(Capability, claims.capabilities))
-        return self._minted(held, sandbox, holder, actor, capabilities, claims.thread_id)
+        try:
+            return await self._minted(held, sandbox, holder, principal.actor, capabilities, claims.thread_id)
+        except BoxGone:
+            raise Unauthorized("the sandbox of the token is gone") from None
 
     def _thread_ended(self, claims: Claims) -> bool:
         thread = claims.thread_id
@@ -192,10 +228,13 @@ class Sandboxes(Gate):
         if sandbox is None:
             if held.starting is not None:
                 raise SandboxStarting("the sandbox is being made", retry_after=1.0)
-            raise Expired("the sandbox is lost; ask for a new one", binding_id=binding_id)
+            raise _lost(binding_id)
         actor, requested = held.last
         capabilities = self._capabilities.granted(caller.principal, actor, requested)
-        return self._minted(held, sandbox, caller, actor, capabilities, held.binding.thread_id)
+        try:
+            return await self._minted(held, sandbox, caller, actor, capabilities, held.binding.thread_id)
+        except BoxGone:
+            raise _lost(binding_id) from None
 
     async def heartbeat(self, caller: Caller, binding_id: str) -> Binding:
         """Say that a binding is still needed; tokens are not touched by it."""
@@ -204,12 +243,16 @@ class Sandboxes(Gate):
         held.unsaved = True
         if held.binding.state is SandboxState.IDLE:
             held.go(SandboxState.ACTIVE)
+        if held.sandbox is not None:
+            held.sandbox.needed()
         return held.binding
 
     async def revoke(self, caller: Caller, binding_id: str) -> Binding:
         """Let every token of a binding be dead; its sandbox goes on."""
         held = await self.bindings.found(caller, binding_id, admin=True)
         held.epoch += 1
+        if held.sandbox is not None:
+            await held.sandbox.revoke()
         return held.binding
 
     async def end_scope(self, caller: Caller, scope: Scope) -> Binding | None:
@@ -223,6 +266,20 @@ class Sandboxes(Gate):
     async def _look(self) -> None:
         """See to what time has brought about."""
         self.keys.rotate_if_due()
-        oldest = time.time() - self.terms.token_ttl - 1
+        now = time.time()
+        self._handed_out = {digest: claims for digest, claims in self._handed_out.items() if claims.exp > now}
+        oldest = now - self.terms.token_ttl - 1
         self._ended_threads = {thread: at for thread, at in self._ended_threads.items() if at > oldest}
         await self.bindings.look()
+
+
+def _holder(claims: Claims) -> Principal:
+    return Principal(claims.sub, actor="agent" if claims.actor == "agent" else "human")
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _lost(binding_id: str) -> Expired:
+    return Expired("the sandbox is lost; ask for a new one", binding_id=binding_id)

@@ -1,7 +1,8 @@
 """Bindings: each scope has one sandbox, made once however many ask for it, and gone with everything of it.
 
 What is live is known here, in one process and on one event loop; the store knows every binding, for the next server. A
-sandbox itself dies with its server: then its binding is kept, and the next who asks for it gets a new one.
+sandbox of this server dies with it: then its binding is kept, and the next who asks for it gets a new one. One that is
+on another server is found there again.
 
 A binding that ends is gone from here at once, and with it every token; only then are its box and its row removed. Who
 asks for the same scope meanwhile waits for that.
@@ -19,26 +20,25 @@ from tidebox.broker.audit import Audit
 from tidebox.broker.failures import internal_error
 from tidebox.broker.held import Ask, Held, Mode, Over
 from tidebox.broker.leases import Terms, due
-from tidebox.broker.sandboxes import Sandbox
-from tidebox.broker.stock import FreshBox, Stock
+from tidebox.broker.providers.base import Provider, Providers
+from tidebox.broker.provisioning import Provisioner
+from tidebox.broker.sandboxes import LiveSandbox
 from tidebox.errors import (
     Conflict,
     Expired,
     Forbidden,
     NotFound,
     QuotaExceeded,
-    RuntimeUnavailable,
     SandboxStarting,
     StoreUnavailable,
     TideboxError,
 )
 from tidebox.model.idempotency import Claim
 from tidebox.model.ids import new_id
-from tidebox.model.principal import Caller, Principal
+from tidebox.model.principal import Caller
 from tidebox.model.sandbox import Binding, SandboxState, Scope
 from tidebox.store.base import BindingCreation, Store
 
-PROVIDER = "local"
 _RETRY_AFTER_SECONDS = 1.0
 # What is not done by then ends with the runtime.
 _CLOSE_SECONDS = 5.0
@@ -46,7 +46,6 @@ _CLOSE_SECONDS = 5.0
 _TRIES = 5
 # How long it is known that a binding has ended, and whose its scope was.
 _ENDED_KEPT_SECONDS = 24 * 3600.0
-_REAPER = Caller(Principal("system"), "", "", "reaper")
 
 
 class Bindings:
@@ -57,48 +56,48 @@ class Bindings:
         *,
         store: Store,
         audit: Audit,
-        stock: Stock,
+        providers: Providers,
         terms: Terms,
         max_per_user: int | None = None,
         claims_kept: float = 600.0,
-        enabled: bool = True,
     ) -> None:
         self.terms = terms
+        self.providers = providers
         self._store = store
-        self._audit = audit
-        self._stock = stock
+        self._provisioner = Provisioner(providers, store, audit, terms, self._having)
         self._max_per_user = max_per_user
         self._claims_kept = claims_kept
-        self._enabled = enabled
         self._by_scope: dict[Scope, Held] = {}
         self._by_id: dict[str, Held] = {}
-        self._by_sandbox: dict[str, Held] = {}
         self._ending: dict[Scope, asyncio.Task[None]] = {}
         self._unforgotten: dict[str, Binding | None] = {}
         """What the store could not be told of ended bindings: how to keep them, or to forget them."""
-        self._closing: set[asyncio.Task[None]] = set()
         self._pruned_at = 0.0
 
     async def start(self) -> None:
-        """Take up the bindings that an earlier server left; their sandboxes are lost."""
+        """Take up the bindings that an earlier server left; sandboxes of its own are lost."""
         now = time.time()
+        await self.providers.start()
         for binding in await self._store.live_bindings():
+            provider = self.providers.get(binding.provider)
+            keeper = provider if provider is not None and provider.keeps else None
             # Whoever used one could not say so while there was no server.
-            left = self.terms.leased(replace(binding, state=SandboxState.FAILED, sandbox_id=None), now)
-            held = Held(left)
+            left = self.terms.leased(replace(binding, state=SandboxState.FAILED), now)
+            held = Held(left if keeper is not None else replace(left, sandbox_id=None))
             held.had_sandbox = held.unsaved = True
             held.recorded.set()
             self._by_scope[binding.scope] = self._by_id[binding.id] = held
-        if self._enabled:
-            self._stock.start()
+            if keeper is not None:
+                held.go(SandboxState.PROVISIONING)
+                self._start(held, self._provisioner.resume(held, keeper))
 
     async def close(self) -> None:
         """Let go of everything; the bindings stay in the store, and the boxes end with their runtime."""
-        await self._stock.close()
         tasks = {held.starting for held in self._by_id.values() if held.starting is not None}
-        tasks |= {*self._ending.values(), *self._closing}
+        tasks |= {*self._ending.values(), *self._provisioner.closing}
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+        await self.providers.close()
 
     def count(self) -> dict[SandboxState, int]:
         """How many bindings there are in each state."""
@@ -107,7 +106,7 @@ class Bindings:
             found[held.binding.state] += 1
         return found
 
-    async def obtain(self, caller: Caller, ask: Ask) -> tuple[Held, Sandbox]:
+    async def obtain(self, caller: Caller, ask: Ask) -> tuple[Held, LiveSandbox]:
         """The binding of a scope and its sandbox, made where the mode allows it and there is none.
 
         Raises ``NotFound`` or ``Conflict`` as the mode says, ``Forbidden`` for a scope of somebody else,
@@ -129,6 +128,10 @@ class Bindings:
     def of_scope(self, scope: Scope) -> Held | None:
         """The binding of a scope, unless it has ended."""
         return self._by_scope.get(scope)
+
+    def _having(self, sandbox_id: str) -> list[Held]:
+        """The bindings that have a sandbox: one, or some of one user that share it."""
+        return [held for held in self._by_id.values() if held.sandbox is not None and held.sandbox.id == sandbox_id]
 
     async def _bound(self, caller: Caller, ask: Ask) -> Held:
         held = self._by_scope.get(ask.scope)
@@ -165,14 +168,13 @@ class Bindings:
 
     def _begin(self, caller: Caller, ask: Ask) -> Held:
         """Bind a scope that has no binding. Nobody comes in between: the rest is done by a task that all wait for."""
-        if not self._enabled:
-            raise RuntimeUnavailable("execution is turned off on this server")
+        candidates, like = self._chosen(caller, ask)
         now = time.time()
         binding = Binding(
             id=new_id("bind"),
             scope=ask.scope,
             user=caller.principal.user,
-            provider=PROVIDER,
+            provider=candidates[0].name,
             state=SandboxState.PROVISIONING,
             created_at=now,
             active_at=now,
@@ -182,10 +184,20 @@ class Bindings:
         held = Held(binding)
         self._by_scope[ask.scope] = self._by_id[binding.id] = held
         # Known now: when the task gets its turn, the end of this very binding may have begun.
-        self._start(held, self._create(held, ask.claim, self._ending.get(ask.scope)))
+        self._start(held, self._create(held, candidates, like, ask.claim, self._ending.get(ask.scope)))
         return held
 
-    async def _running(self, held: Held, wait: float) -> Sandbox:
+    def _chosen(self, caller: Caller, ask: Ask) -> tuple[list[Provider], LiveSandbox | None]:
+        """Who may make the sandbox of a new binding; where the hint is good, it is the one that made that sandbox."""
+        candidates = self.providers.preferred(ask.provider)
+        for other in self._having(ask.hint) if ask.hint is not None else ():
+            maker = self.providers.get(other.binding.provider)
+            if other.binding.user == caller.principal.user and other.usable is not None and maker in candidates:
+                assert maker is not None
+                return [maker], other.usable
+        return candidates, None
+
+    async def _running(self, held: Held, wait: float) -> LiveSandbox:
         """The sandbox of a binding, made anew where it is lost."""
         sandbox = held.usable
         if sandbox is not None:
@@ -194,7 +206,7 @@ class Bindings:
             raise Over
         if held.starting is None:
             held.go(SandboxState.PROVISIONING)
-            self._start(held, self._provision(held, None))
+            self._start(held, self._provisioner.provision(held, self._provisioner.candidates(held.binding)))
         task = held.starting
         assert task is not None
         if wait > 0:
@@ -219,9 +231,16 @@ class Bindings:
         held.starting = asyncio.get_running_loop().create_task(work, name=f"start {held.binding.id}")
         held.starting.add_done_callback(done)
 
-    async def _create(self, held: Held, claim: Claim | None, before: asyncio.Task[None] | None) -> None:
+    async def _create(
+        self,
+        held: Held,
+        candidates: list[Provider],
+        like: LiveSandbox | None,
+        claim: Claim | None,
+        before: asyncio.Task[None] | None,
+    ) -> None:
         """Let the store know of a new binding, and give it a sandbox; after the end of the scope's last one."""
-        fresh = self._stock.take()
+        fresh = candidates[0].take() if like is None else None
         try:
             if before is not None:
                 await asyncio.wait([before])
@@ -229,7 +248,7 @@ class Bindings:
                 raise Over
             now = held.binding.created_at
             state = SandboxState.ACTIVE if fresh is not None else SandboxState.PROVISIONING
-            sandbox_id = fresh.sandbox_id if fresh is not None else None
+            sandbox_id = fresh.id if fresh is not None else None
             creation = BindingCreation(
                 binding=replace(held.binding, state=state, sandbox_id=sandbox_id),
                 claim=claim,
@@ -246,10 +265,10 @@ class Bindings:
                     self._by_id[held.binding.id] = held
             held.recorded.set()
             taken, fresh = fresh, None
-            await self._provision(held, taken)
+            await self._provisioner.provision(held, candidates, taken, like)
         except BaseException:
             if fresh is not None:
-                self._close_box(fresh)
+                self._provisioner.discard(fresh)
             if not held.over:
                 await asyncio.shield(self._end(held, keep=False, started=False))
             raise
@@ -261,50 +280,16 @@ class Bindings:
         if limit is not None and held >= limit:
             raise QuotaExceeded(f"no more than {limit} sandboxes for one user", quota="sandboxes", limit=limit)
 
-    async def _provision(self, held: Held, fresh: FreshBox | None) -> None:
-        """Give a binding a box: one that is ready, or a new one."""
-        lost, held.sandbox = held.sandbox, None
-        if lost is not None:
-            self._by_sandbox.pop(lost.id, None)
-            await lost.box.close()
-        try:
-            fresh = fresh or self._stock.take() or await self._stock.open()
-        except TideboxError as error:
-            held.go(SandboxState.FAILED)
-            self._record("sandbox.access.failed", held.binding, error.code)
-            raise
-        if held.over:
-            self._close_box(fresh)
-            raise Over
-        sandbox = Sandbox(fresh.sandbox_id, held.binding.id, fresh.box, lambda: self._used(held))
-        held.recreated, held.had_sandbox, held.told = held.had_sandbox, True, False
-        held.sandbox = sandbox
-        held.binding = self.terms.leased(replace(held.binding, sandbox_id=sandbox.id), time.time())
-        held.go(SandboxState.ACTIVE)
-        self._by_sandbox[sandbox.id] = held
-        fresh.box.on_gone(lambda: self._lost(held, sandbox))
-        if fresh.box.gone:
-            self._lost(held, sandbox)
-
-    def _close_box(self, fresh: FreshBox) -> None:
-        task = asyncio.get_running_loop().create_task(fresh.box.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
-    def _used(self, held: Held) -> None:
-        held.binding = replace(held.binding, active_at=time.time())
-        held.go(SandboxState.ACTIVE)
-
-    def _lost(self, held: Held, sandbox: Sandbox) -> None:
-        """The box died by itself; the binding stays."""
-        if held.over or held.sandbox is not sandbox:
-            return
-        held.go(SandboxState.FAILED)
-        self._record("sandbox.access.lost", held.binding, "box_gone")
-
     async def get(self, caller: Caller, binding_id: str) -> Binding:
         """A binding of the caller's own; an admin may see any."""
-        return (await self.found(caller, binding_id, admin=True)).binding
+        held = await self.found(caller, binding_id, admin=True)
+        in_use = held.usable is not None and held.usable.in_use
+        return replace(held.binding, active_at=time.time()) if in_use else held.binding
+
+    def base_url(self, binding: Binding) -> str | None:
+        """Where clients reach the sandbox of a binding, if not here."""
+        held = self._by_id.get(binding.id)
+        return held.sandbox.base_url if held is not None and held.sandbox is not None else None
 
     async def found(self, caller: Caller, binding_id: str, *, admin: bool = False) -> Held:
         """A binding that lives and is the caller's own, or that he may see as an ``admin``."""
@@ -333,10 +318,11 @@ class Bindings:
 
     async def release_sandbox(self, caller: Caller, sandbox_id: str) -> Binding:
         """The same, by the sandbox."""
-        held = self._by_sandbox.get(sandbox_id)
-        if held is None:
+        having = self._having(sandbox_id)
+        if not having:
             raise NotFound("there is no such sandbox", sandbox_id=sandbox_id)
-        return await self.release(caller, held.binding.id)
+        ended = [await self.release(caller, held.binding.id) for held in having]
+        return ended[0]
 
     async def end_scope(self, caller: Caller, scope: Scope) -> Binding | None:
         """Remove what belonged to a thread, say, that has ended."""
@@ -358,8 +344,6 @@ class Bindings:
             held.ending = asyncio.get_running_loop().create_task(self._ended(held, keep, started, before))
             self._by_scope.pop(scope, None)
             self._by_id.pop(held.binding.id, None)
-            if held.sandbox is not None:
-                self._by_sandbox.pop(held.sandbox.id, None)
             self._ending[scope] = held.ending
             held.ending.add_done_callback(lambda task: self._end_of_ending(scope, task))
         return held.ending
@@ -384,8 +368,7 @@ class Bindings:
             self._unforgotten[held.binding.id] = ended
             raise
         finally:
-            if held.sandbox is not None:
-                await held.sandbox.box.close()
+            await self._provisioner.end(held)
 
     async def _forget(self, binding_id: str, ended: Binding | None) -> None:
         if ended is not None:
@@ -408,9 +391,9 @@ class Bindings:
 
     async def _see_to(self, held: Held, now: float) -> None:
         sandbox = held.sandbox
-        following = due(held.binding, self.terms, now, in_use=sandbox is not None and sandbox.users > 0)
+        following = due(held.binding, self.terms, now, in_use=sandbox is not None and sandbox.in_use)
         if following is SandboxState.TERMINATED:
-            self._record("sandbox.access.expired", held.binding, "expired")
+            self._provisioner.record("sandbox.access.expired", held.binding, "expired")
             await asyncio.shield(self._end(held, keep=True))
             return
         if following is SandboxState.SUSPENDED and held.usable is not None:
@@ -419,21 +402,8 @@ class Bindings:
                 held.go(SandboxState.SUSPENDED)
         elif following is not None:
             held.go(following)
+            if sandbox is not None and following is SandboxState.IDLE:
+                sandbox.doubted()
         if held.unsaved and not held.over:
             held.unsaved = False
             await self._store.save_binding(held.binding)
-
-    def _record(self, event: str, binding: Binding, outcome: str) -> None:
-        self._audit.record(event, _REAPER, outcome, **audited(binding))
-
-
-def audited(binding: Binding) -> dict[str, str | None]:
-    """What the audit log says of a binding."""
-    return {
-        "binding_id": binding.id,
-        "sandbox_id": binding.sandbox_id,
-        "scope_type": binding.scope.type.value,
-        "scope_id": binding.scope.id,
-        "thread_id": binding.thread_id,
-        "owner": binding.user,
-    }

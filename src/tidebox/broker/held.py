@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import secrets
 from dataclasses import dataclass, replace
 
-from tidebox.broker.sandboxes import Sandbox
+from tidebox.broker.sandboxes import LiveSandbox
 from tidebox.model.idempotency import Claim
 from tidebox.model.principal import Actor
+from tidebox.model.providers import AUTO
 from tidebox.model.sandbox import TRANSITIONS, Binding, Capability, SandboxState, Scope
-
-AUTO = "auto"
 
 
 class Mode(enum.Enum):
@@ -38,6 +38,9 @@ class Ask:
     capabilities: frozenset[Capability] | None = None
     """None is all that he may have."""
     provider: str = AUTO
+    """Who is to make the sandbox, where there is none."""
+    hint: str | None = None
+    """A sandbox of the same user that a scope without one is to share."""
     thread_id: str | None = None
     """The thread it is for, where the scope is not a thread itself."""
     wait: float = 30.0
@@ -54,7 +57,9 @@ class Held:
 
     def __init__(self, binding: Binding) -> None:
         self.binding = binding
-        self.sandbox: Sandbox | None = None
+        self.sandbox: LiveSandbox | None = None
+        self.asked: set[str] = set()
+        """The providers that may have something of it."""
         self.starting: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
         self.recorded = asyncio.Event()
@@ -63,7 +68,8 @@ class Held:
         self.recreated = False
         self.told = False
         """Whether somebody knows that it was made anew."""
-        self.epoch = 0
+        # Another one in every process: a sandbox may outlive its server, and what was revoked there stays revoked.
+        self.epoch = secrets.randbits(48)
         self.last: tuple[Actor, frozenset[Capability] | None] = ("human", None)
         """Who was granted access last, and what he had asked for."""
         self.unsaved = False
@@ -74,9 +80,9 @@ class Held:
         return self.ending is not None
 
     @property
-    def usable(self) -> Sandbox | None:
-        """The sandbox, unless its box is dead."""
-        return self.sandbox if self.sandbox is not None and not self.sandbox.box.gone else None
+    def usable(self) -> LiveSandbox | None:
+        """The sandbox, unless it is lost."""
+        return self.sandbox if self.sandbox is not None and not self.sandbox.gone else None
 
     def go(self, state: SandboxState) -> None:
         """Change the state, where the table has such a change."""

@@ -6,27 +6,147 @@ import abc
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from tidebox.errors import BoxGone, CapabilityDenied
-from tidebox.model.principal import Principal
+from tidebox.model.principal import Actor, Principal
 from tidebox.model.sandbox import Capability
-from tidebox.runtime.base import Box
+from tidebox.runtime.base import Box, Command, Exec, Watch
 
 
-class Sandbox:
-    """A live, long-lived box."""
+class Inside(Protocol):
+    """What can be done in a sandbox over its sockets, wherever it is."""
 
-    def __init__(self, id: str, binding_id: str, box: Box, on_use: Callable[[], None] = lambda: None) -> None:
-        """``on_use`` is called when a use begins and when it ends."""
+    async def exec(self, command: Command) -> Exec:
+        """Start a program."""
+
+    async def watch(self, path: str, recursive: bool) -> Watch:
+        """Be told of changes in a directory of the workspace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """A token by which another server lets its holder into a sandbox of its own."""
+
+    token: str = field(repr=False)
+    expires_at: float
+    renew_at: float
+    """When it is time to ask for the next one."""
+    capabilities: frozenset[Capability]
+
+
+class LiveSandbox(abc.ABC):
+    """A sandbox that lives: here, or on another server."""
+
+    base_url: str | None = None
+    """Where its clients reach it, if not here."""
+
+    def __init__(self, id: str, binding_id: str) -> None:
         self.id = id
         self.binding_id = binding_id
-        self.box = box
-        self.users = 0
-        """How many use it at the moment."""
-        self.frozen = False
+        self._on_use: Callable[[float], None] = lambda seconds: None
+
+    def bind(self, binding_id: str, on_use: Callable[[float], None]) -> None:
+        """Say whose it is; ``on_use`` is told whenever it was used, and how many seconds ago that was."""
+        self.binding_id = binding_id
         self._on_use = on_use
-        self._freezing = asyncio.Lock()
+
+    @property
+    @abc.abstractmethod
+    def gone(self) -> bool:
+        """Whether it is lost, with everything in it."""
+
+    @abc.abstractmethod
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when it is lost."""
+
+    @property
+    @abc.abstractmethod
+    def in_use(self) -> bool:
+        """Whether somebody uses it at the moment."""
+
+    @property
+    @abc.abstractmethod
+    def frozen(self) -> bool:
+        """Whether its processes stand still."""
+
+    @abc.abstractmethod
+    def use(self) -> AbstractAsyncContextManager[Inside]:
+        """The sandbox, running, and kept from being suspended or removed for idleness until the end of the context."""
+
+    @abc.abstractmethod
+    async def suspend(self) -> bool:
+        """Let it rest until its next use; False where somebody uses it."""
+
+    @abc.abstractmethod
+    async def admit(self, actor: Actor, capabilities: frozenset[Capability]) -> Pass | None:
+        """Leave to let somebody in, from the server that it is on where that is another; raises ``BoxGone``."""
+
+    @abc.abstractmethod
+    async def revoke(self) -> None:
+        """Let passes that were handed out be of no use any more."""
+
+    @abc.abstractmethod
+    def needed(self) -> None:
+        """Somebody has said to need it."""
+
+    @abc.abstractmethod
+    def doubted(self) -> None:
+        """Nobody has used it here for so long that it seems to be idle."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Let go of it. What is here of it, and is nobody else's, ends."""
+
+
+class _Shared:
+    """What those who share a box have in common."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.frozen = False
+        self.freezing = asyncio.Lock()
+        self.holders: set[Sandbox] = set()
+        self.resting: set[Sandbox] = set()
+
+
+class Sandbox(LiveSandbox):
+    """A live, long-lived box. Several bindings may share one: it rests when all of them do, and ends with the last."""
+
+    def __init__(self, id: str, binding_id: str, box: Box, shared: _Shared | None = None) -> None:
+        super().__init__(id, binding_id)
+        self.box = box
+        self._shared = shared or _Shared()
+        self._shared.holders.add(self)
+
+    def sibling(self) -> Sandbox:
+        """The same sandbox, for another binding."""
+        return Sandbox(self.id, "", self.box, self._shared)
+
+    @property
+    def gone(self) -> bool:
+        """Whether its box is dead."""
+        return self.box.gone
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when its box dies."""
+        self.box.on_gone(callback)
+
+    @property
+    def users(self) -> int:
+        """How many use it at the moment."""
+        return self._shared.users
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody does."""
+        return self._shared.users > 0
+
+    @property
+    def frozen(self) -> bool:
+        """Whether its processes stand still."""
+        return self._shared.frozen
 
     def use(self) -> AbstractAsyncContextManager[Box]:
         """The box, running, and kept from being suspended or removed for idleness until the end of the context."""
@@ -36,38 +156,63 @@ class Sandbox:
     async def _use(self) -> AsyncIterator[Box]:
         if self.box.gone:
             raise BoxGone("the sandbox is gone", sandbox_id=self.id)
-        self.users += 1
+        shared = self._shared
+        shared.users += 1
         try:
-            if self.frozen or self._freezing.locked():
-                await self.resume()
-            self._on_use()
+            if shared.frozen or shared.freezing.locked():
+                await self._resume()
+            shared.resting.discard(self)
+            self._on_use(0.0)
             yield self.box
         finally:
-            self.users -= 1
-            self._on_use()
+            shared.users -= 1
+            self._on_use(0.0)
 
     async def suspend(self) -> bool:
-        """Freeze every process in it; False where somebody uses it."""
-        async with self._freezing:
-            if self.users or self.frozen:
-                return self.frozen
-            await self.box.freeze()
-            self.frozen = True
+        """Freeze every process in it, once all who share it let it rest; False where somebody uses it."""
+        shared = self._shared
+        async with shared.freezing:
+            if shared.users or shared.frozen:
+                return shared.frozen
+            shared.resting.add(self)
+            if shared.resting >= shared.holders:
+                await self.box.freeze()
+                shared.frozen = True
             return True
 
-    async def resume(self) -> None:
-        """Let its processes go on."""
-        async with self._freezing:
-            if self.frozen:
+    async def _resume(self) -> None:
+        shared = self._shared
+        async with shared.freezing:
+            if shared.frozen:
                 await self.box.thaw()
-                self.frozen = False
+                shared.frozen = False
+
+    async def admit(self, actor: Actor, capabilities: frozenset[Capability]) -> Pass | None:
+        """Whoever this server lets in is let in."""
+        return None
+
+    async def revoke(self) -> None:
+        """No passes are handed out."""
+
+    def needed(self) -> None:
+        """Its binding knows."""
+
+    def doubted(self) -> None:
+        """All use of it is seen here."""
+
+    async def close(self) -> None:
+        """End the box, unless another binding has it too."""
+        self._shared.holders.discard(self)
+        self._shared.resting.discard(self)
+        if not self._shared.holders:
+            await self.box.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """What the holder of a token may do, and where."""
 
-    sandbox: Sandbox
+    sandbox: LiveSandbox
     capabilities: frozenset[Capability]
     expires_at: float
     """When the token ends, in seconds since the epoch."""

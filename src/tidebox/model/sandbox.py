@@ -139,6 +139,8 @@ class Grant:
     expires_at: float
     capabilities: frozenset[Capability]
     thread_id: str | None = None
+    base_url: str | None = None
+    """Where the sandbox is used, if not at this server: another one, whose own token this is."""
     recreated: bool = False
     """Whether the binding had a sandbox before, which is lost with all that was in it."""
 

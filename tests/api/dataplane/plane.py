@@ -121,8 +121,8 @@ class Plane:
         """Close everything."""
         await self._open.aclose()
         await self.audit.close()
-        for box in {access.sandbox.box for access in self.gate.accesses.values()}:
-            await box.close()
+        for sandbox in {access.sandbox for access in self.gate.accesses.values()}:
+            await sandbox.close()
 
     def sandbox(self) -> Sandbox:
         """A new sandbox."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -42,6 +43,7 @@ class Call:
             "scope_type": binding.scope.type.value,
             "scope_id": binding.scope.id,
             "owner": binding.user,
+            "provider": binding.provider,
         }
         if binding.thread_id is not None:
             self.fields["thread_id"] = binding.thread_id
@@ -63,14 +65,15 @@ async def audited(services: Services, event: str, caller: Caller | None, **field
             services.audit.record(f"sandbox.access.{event}", call.caller, outcome, **call.fields)
 
 
-def _addresses(request: Request, services: Services) -> tuple[str, str]:
-    http = base_url(request.scope, services.settings.public_url).rstrip("/")
+def _addresses(request: Request, services: Services, elsewhere: str | None) -> tuple[str, str]:
+    """Where a sandbox is used: at this server, or at another one."""
+    http = (elsewhere or base_url(request.scope, services.settings.public_url)).rstrip("/")
     return http, http.replace("http", "ws", 1)
 
 
 def shown(request: Request, services: Services, binding: Binding) -> dict[str, Any]:
     """A binding in the fields of both protocols."""
-    http, ws = _addresses(request, services)
+    http, ws = _addresses(request, services, services.sandboxes.bindings.base_url(binding))
     dataplane = {"http_base_url": f"{http}/v1", "ws_base_url": f"{ws}/v1"}
     found: dict[str, Any] = {
         "session_id": binding.id,
@@ -99,6 +102,7 @@ def binding_shown(binding: Binding) -> dict[str, Any]:
         "lease_expires_at": iso_time(binding.lease_expires_at),
         "expires_at": iso_time(binding.expires_at),
         "created_at": iso_time(binding.created_at),
+        "idle_seconds": round(max(0.0, time.time() - binding.active_at), 3),
     }
 
 
@@ -120,7 +124,7 @@ def token_shown(grant: Grant) -> dict[str, Any]:
 
 def grant_shown(request: Request, services: Services, grant: Grant, scopes: list[str]) -> dict[str, Any]:
     """A grant as the negotiation protocol shows it."""
-    http, ws = _addresses(request, services)
+    http, ws = _addresses(request, services, grant.base_url)
     return {
         "protocol_version": PROTOCOL_VERSION,
         "sandbox_id": grant.sandbox_id,

@@ -22,6 +22,7 @@ _UNAVAILABLE = frozenset(
     {
         "runtime_unavailable",
         "guarantee_missing",
+        "provider_unavailable",
         "provision_failed",
         "box_gone",
         "store_unavailable",

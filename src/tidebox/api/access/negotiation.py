@@ -72,8 +72,8 @@ async def refresh(request: Request, services: ServicesDep, body: schemas.Refresh
             call.caller = context.caller = Caller(principal, context.address, context.request_id, context.surface)
         else:
             token = _bearer(request)
-            access = await services.sandboxes.authorize(token, address=context.address)
-            call.caller = Caller(access.principal, context.address, context.request_id, context.surface)
+            principal = services.sandboxes.holder(token, context.address)
+            call.caller = Caller(principal, context.address, context.request_id, context.surface)
         await services.rate_limiter.check(call.caller.principal)
         grant = await services.sandboxes.refresh_token(token, context.address, context.caller)
         call.about(grant.binding)

@@ -36,9 +36,14 @@ class SessionBody(BaseModel):
     actor: ActorBody | None = None
     requested_capabilities: Annotated[list[CapabilityName], Field(min_length=1, max_length=16)] | None = None
     sandbox_hint: Annotated[str, StringConstraints(max_length=128)] | None = Field(
-        None, description="The sandbox the client believes is bound; `sandbox_hint_matched` tells whether it was right."
+        None,
+        description="A sandbox of the caller's that a scope without one is to share; `sandbox_hint_matched` tells "
+        "whether it is the one that was got.",
     )
-    provider_preference: Annotated[str, StringConstraints(min_length=1, max_length=64)] = "auto"
+    provider_preference: Annotated[str, StringConstraints(min_length=1, max_length=64)] = Field(
+        "auto",
+        description="Who is to make the sandbox, where there is none: `local`, another server's name, or `auto`.",
+    )
 
     @model_validator(mode="after")
     def _one_scope(self) -> SessionBody:
@@ -69,6 +74,7 @@ class BindingShown(BaseModel):
     lease_expires_at: str
     expires_at: str
     created_at: str
+    idle_seconds: float = Field(description="How long nobody has used the sandbox.")
 
 
 class Dataplane(BaseModel):

@@ -63,6 +63,7 @@ async def negotiate(
             actor=actor,
             capabilities=frozenset(map(Capability, requested)) if requested is not None else None,
             provider=body.provider_preference,
+            hint=body.sandbox_hint,
             wait=0.0 if _asks_not_to_wait(prefer) else services.settings.create_wait_sec,
             claim=claim_of(ENDPOINT, caller, idempotency_key, body.model_dump(mode="json", exclude_unset=True)),
         )

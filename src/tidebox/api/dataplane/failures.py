@@ -14,7 +14,9 @@ from tidebox.errors import FileOperationFailed
 
 _CODES = {"unauthorized": "UNAUTHENTICATED", "quota_exceeded": "RATE_LIMITED"}
 # What is wrong is not the request.
-_UNAVAILABLE = frozenset({"box_gone", "audit_unavailable", "shutting_down", "store_unavailable"})
+_UNAVAILABLE = frozenset(
+    {"box_gone", "provider_unavailable", "audit_unavailable", "shutting_down", "store_unavailable"}
+)
 # As the agent ends its texts.
 _ERRNO = re.compile(r"\(os error (\d{1,4})\)$")
 
@@ -63,6 +65,11 @@ def problem_of(error: BaseException) -> Problem:
         kind = _FILE_KINDS.get(file_errno(error) or 0)
         if kind is not None:
             return replace(problem, status=kind.status, code=kind.code)
+    return words(problem)
+
+
+def words(problem: Problem) -> Problem:
+    """An error in the words of this surface."""
     if problem.code in _UNAVAILABLE:
         return replace(problem, status=HTTPStatus.SERVICE_UNAVAILABLE, code="BACKEND_UNAVAILABLE", retryable=True)
     return replace(problem, code=_CODES.get(problem.code, problem.code.upper()))
@@ -70,5 +77,4 @@ def problem_of(error: BaseException) -> Problem:
 
 def status_problem(status: int, message: str | None = None, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Problem:
     """What to say where only an HTTP status is known."""
-    problem = problems.of_status(status, message, headers=headers)
-    return replace(problem, code=problem.code.upper())
+    return words(problems.of_status(status, message, headers=headers))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tidebox.api.dataplane import frames
-from tidebox.broker.sandboxes import Sandbox
+from tidebox.broker.sandboxes import LiveSandbox
 from tidebox.errors import Conflict, InternalError, InvalidRequest, NotFound, QuotaExceeded, TideboxError
 from tidebox.model.events import Exited, Output, Started, StreamName
 from tidebox.model.ids import new_id
@@ -324,7 +324,7 @@ class Processes:
             self._kept.pop(sandbox_id, None)
 
 
-async def start(sandbox: Sandbox, command: Command, *, capability: Capability, detachable: bool = False) -> Process:
+async def start(sandbox: LiveSandbox, command: Command, *, capability: Capability, detachable: bool = False) -> Process:
     """Start a program, which keeps the sandbox in use until it is over; ExecFailed if it cannot be started."""
     held = contextlib.AsyncExitStack()
     box = await held.enter_async_context(sandbox.use())

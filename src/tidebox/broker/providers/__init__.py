@@ -1,0 +1,1 @@
+"""Where sandboxes come from: this server's own runtime, and other servers."""

@@ -1,0 +1,282 @@
+"""Sandboxes of another Tidebox server, which are asked for with its own access protocol.
+
+There each binding of this server has a scope of its own, named by the binding's id: so whatever is asked twice is done
+once, a sandbox is found again after a restart of this server, and can be released by who knows nothing but its binding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import re
+import time
+from collections.abc import Coroutine
+from typing import Annotated, Any
+
+import msgspec
+import structlog
+
+from tidebox.broker.failures import internal_error
+from tidebox.broker.providers.base import Provider
+from tidebox.broker.providers.peer import Peer, Refused, Unreached
+from tidebox.broker.providers.remote_sandbox import RemoteSandbox
+from tidebox.broker.sandboxes import LiveSandbox, Pass
+from tidebox.errors import BoxGone, CapabilityDenied, InvalidRequest, ProviderUnavailable, TideboxError
+from tidebox.model.principal import Actor
+from tidebox.model.providers import DIRECT, LOCAL, RemoteServer
+from tidebox.model.sandbox import Capability, named
+
+_log = structlog.get_logger("tidebox.providers")
+
+_SESSIONS = "/v1/sandbox/sessions"
+_SCOPE_TYPE = "workspace"
+_SANDBOX_ID = re.compile(r"sb-[a-z0-9]{1,40}", re.ASCII)
+_CREATE_SECONDS = 45.0
+_LONGEST_CREATE_SECONDS = 120.0
+_STARTING_SECONDS = 1.0
+# A pass is replaced while it still has so much of its time.
+_RENEWED_BEFORE = 0.25
+_LONGEST_BEFORE_SECONDS = 60.0
+_SHORTEST_SECONDS = 0.5
+_RELEASE_RETRY_SECONDS = 1.0
+_LONGEST_RETRY_SECONDS = 60.0
+# By then the idle time and the lease of what nobody touches are over there, unless they were made longer.
+_RELEASE_SECONDS = 3600.0
+
+
+class _Place(msgspec.Struct):
+    id: str
+    http_base_url: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s]+$", max_length=2048)]
+
+
+class _Credentials(msgspec.Struct):
+    access_token: Annotated[str, msgspec.Meta(min_length=1, max_length=8192)]
+    expires_at: datetime.datetime
+    granted_capabilities: list[Capability]
+
+
+class _Session(msgspec.Struct):
+    """What is needed of the other server's answer."""
+
+    session_id: str
+    sandbox: _Place
+    credentials: _Credentials
+
+
+class RemoteProvider(Provider):
+    """Another server."""
+
+    keeps = True
+
+    def __init__(self, server: RemoteServer, key: str) -> None:
+        self.name = server.name
+        self.direct = server.mode == DIRECT
+        self.peer = Peer(server.name, server.url, key, server.ca)
+        self._asked: set[str] = set()
+        """Bindings for which there may be something there."""
+        self._releasing: dict[str, asyncio.Task[None]] = {}
+        self._errands: set[asyncio.Task[None]] = set()
+
+    @property
+    def up(self) -> bool:
+        """Whether it could be reached when it was last tried."""
+        return self.peer.up
+
+    async def start(self) -> None:
+        """It is found out when it is needed whether the server is there."""
+
+    def take(self) -> LiveSandbox | None:
+        """What is ready is ready there."""
+        return None
+
+    async def create(self, binding_id: str, like: LiveSandbox | None = None) -> LiveSandbox:
+        """The sandbox there, made if there is none."""
+        await self._keep(binding_id)
+        try:
+            async with asyncio.timeout(_LONGEST_CREATE_SECONDS):
+                session = await self._made(binding_id, like)
+        except Unreached:
+            raise
+        except (ProviderUnavailable, TimeoutError):
+            self._asked.add(binding_id)
+            raise ProviderUnavailable(f"the provider {self.name} does not answer", provider=self.name) from None
+        self._asked.add(binding_id)
+        return self._sandbox(binding_id, session)
+
+    async def _made(self, binding_id: str, like: LiveSandbox | None) -> _Session:
+        hint = {"sandbox_hint": like.id} if like is not None else {}
+        while True:
+            try:
+                return await self._negotiate(binding_id, "ensure", seconds=_CREATE_SECONDS, **hint)
+            except Refused as error:
+                if error.status != 423:
+                    raise self._refusal(error) from None
+            self._asked.add(binding_id)
+            await asyncio.sleep(_STARTING_SECONDS)
+
+    async def resume(self, binding_id: str) -> LiveSandbox | None:
+        """The sandbox there, if it is there."""
+        self._asked.add(binding_id)
+        try:
+            session = await self._negotiate(binding_id, "attach_only")
+        except Refused as error:
+            if error.status in (404, 410):
+                return None
+            raise self._refusal(error) from None
+        return self._sandbox(binding_id, session)
+
+    async def admit(
+        self, sandbox: RemoteSandbox, actor: Actor, capabilities: frozenset[Capability] | None = None
+    ) -> Pass:
+        """A pass for a sandbox; raises ``BoxGone`` where it is not the one that is there, and tells it so."""
+        wanted: dict[str, Any] = {"actor": {"type": actor}}
+        if capabilities is not None:
+            wanted["requested_capabilities"] = named(capabilities)
+        try:
+            session = await self._negotiate(sandbox.binding_id, "attach_only", **wanted)
+        except Refused as error:
+            if error.code == "CAPABILITY_DENIED":
+                raise CapabilityDenied(error.message) from None
+            if error.status not in (404, 410):
+                raise self._refusal(error) from None
+            sandbox.lose()
+            raise BoxGone("the sandbox is gone", sandbox_id=sandbox.id) from None
+        if session.sandbox.id != sandbox.id:
+            sandbox.lose()
+            raise BoxGone("the sandbox is gone", sandbox_id=sandbox.id)
+        found = session.credentials
+        now, expires_at = time.time(), found.expires_at.timestamp()
+        before = min(_LONGEST_BEFORE_SECONDS, (expires_at - now) * _RENEWED_BEFORE)
+        return Pass(
+            token=found.access_token,
+            expires_at=expires_at,
+            # The two clocks may differ by more than the pass is good for.
+            renew_at=max(now + _SHORTEST_SECONDS, expires_at - before),
+            capabilities=frozenset(found.granted_capabilities),
+        )
+
+    async def _negotiate(self, binding_id: str, mode: str, *, seconds: float = 15.0, **more: Any) -> _Session:
+        # Only of that server itself: two servers that are providers of each other would ask each other for ever.
+        asked = {"scope": {"type": _SCOPE_TYPE, "id": binding_id}, "mode": mode, "provider_preference": LOCAL, **more}
+        answer = await self.peer.ask("POST", _SESSIONS, asked, seconds=seconds)
+        try:
+            session = msgspec.convert(answer, _Session)
+        except msgspec.ValidationError:
+            session = None
+        if session is None or not _SANDBOX_ID.fullmatch(session.sandbox.id):
+            raise ProviderUnavailable(f"the provider {self.name} does not speak this protocol", provider=self.name)
+        return session
+
+    def _sandbox(self, binding_id: str, session: _Session) -> RemoteSandbox:
+        base_url = session.sandbox.http_base_url.removesuffix("/v1") if self.direct else None
+        return RemoteSandbox(session.sandbox.id, binding_id, self, session.session_id, base_url)
+
+    def _refusal(self, error: Refused) -> ProviderUnavailable:
+        return ProviderUnavailable(
+            f"the provider {self.name} refuses: {error.code or error.status}", provider=self.name
+        )
+
+    # What goes on beside requests
+
+    async def beat(self, sandbox: RemoteSandbox) -> None:
+        """Say that a sandbox is needed."""
+        await self._of_session(sandbox, "POST", "/heartbeat")
+
+    async def idle_seconds(self, sandbox: RemoteSandbox) -> float | None:
+        """How long nobody has used a sandbox."""
+        shown = await self._of_session(sandbox, "GET", "")
+        found = shown.get("binding")
+        seconds = found.get("idle_seconds") if isinstance(found, dict) else None
+        return max(0.0, float(seconds)) if isinstance(seconds, (int, float)) else None
+
+    async def revoke(self, sandbox: RemoteSandbox) -> None:
+        """Let every token that was handed out for a sandbox be dead."""
+        await self._of_session(sandbox, "POST", "/revoke")
+
+    async def _of_session(self, sandbox: RemoteSandbox, method: str, what: str) -> dict[str, Any]:
+        try:
+            return await self.peer.ask(method, f"{_SESSIONS}/{sandbox.session_id}{what}")
+        except Refused as error:
+            if error.status in (404, 410):
+                sandbox.lose()
+                return {}
+            raise self._refusal(error) from None
+
+    def soon(self, errand: Coroutine[Any, Any, None]) -> None:
+        """Do something that nobody waits for."""
+        task = asyncio.get_running_loop().create_task(errand, name=f"errand to {self.name}")
+        self._errands.add(task)
+        task.add_done_callback(self._errand_done)
+
+    def _errand_done(self, task: asyncio.Task[None]) -> None:
+        self._errands.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, TideboxError):
+            internal_error("an errand to a provider", error)
+
+    async def release(self, binding_id: str) -> None:
+        """End what is there of a binding. Where that fails it is tried again, for as long as it would last there."""
+        if binding_id not in self._asked:
+            return
+        self._asked.discard(binding_id)
+        try:
+            await self._released(binding_id)
+        except ProviderUnavailable as error:
+            _log.warning("not_released", provider=self.name, binding_id=binding_id, reason=error.message)
+            task = asyncio.get_running_loop().create_task(self._release_later(binding_id), name="release")
+            self._releasing[binding_id] = task
+            task.add_done_callback(lambda _: self._releasing.pop(binding_id, None))
+
+    async def _released(self, binding_id: str) -> None:
+        try:
+            await self.peer.ask("DELETE", f"/v1/sandbox/scopes/{_SCOPE_TYPE}/{binding_id}")
+        except Refused as error:
+            raise self._refusal(error) from None
+
+    async def _release_later(self, binding_id: str) -> None:
+        pause, until = _RELEASE_RETRY_SECONDS, time.monotonic() + _RELEASE_SECONDS
+        while time.monotonic() < until:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_RETRY_SECONDS)
+            try:
+                return await self._released(binding_id)
+            except ProviderUnavailable:
+                continue
+        return None
+
+    async def _keep(self, binding_id: str) -> None:
+        """Do not release what is asked for again."""
+        task = self._releasing.get(binding_id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def close(self) -> None:
+        """Let go of every connection; the sandboxes stay."""
+        tasks = {*self._errands, *self._releasing.values()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self.peer.close()
+
+
+def make_remote(server: RemoteServer, *, bind_address: bool) -> RemoteProvider:
+    """A provider as an operator describes it; raises ``InvalidRequest`` where that cannot be."""
+    if bind_address and server.mode == DIRECT:
+        raise InvalidRequest(
+            f"SANDBOX_PROVIDERS: {server.name} is direct, but its tokens cannot be bound to addresses of clients here",
+            field="providers",
+        )
+    key = server.api_key
+    if server.api_key_file is not None:
+        try:
+            key = server.api_key_file.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            key = None
+    if not key or not key.isascii() or not key.isprintable():
+        raise InvalidRequest(f"SANDBOX_PROVIDERS: {server.name} has no key that can be read", field="providers")
+    try:
+        return RemoteProvider(server, key)
+    except OSError:
+        raise InvalidRequest(f"SANDBOX_PROVIDERS: the ca of {server.name} cannot be read", field="providers") from None

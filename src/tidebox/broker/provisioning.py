@@ -1,0 +1,206 @@
+"""How a binding comes to its sandbox: from the first provider that can make one, or from the one that has it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tidebox.broker.audit import Audit
+from tidebox.broker.failures import internal_error
+from tidebox.broker.held import Held, Over
+from tidebox.broker.leases import Terms
+from tidebox.broker.providers.base import Provider, Providers
+from tidebox.broker.sandboxes import LiveSandbox
+from tidebox.errors import (
+    BoxGone,
+    ProviderUnavailable,
+    ProvisionFailed,
+    RuntimeUnavailable,
+    StoreUnavailable,
+    TideboxError,
+)
+from tidebox.model.principal import Caller, Principal
+from tidebox.model.providers import AUTO
+from tidebox.model.sandbox import Binding, SandboxState
+from tidebox.store.base import Store
+
+REAPER = Caller(Principal("system"), "", "", "reaper")
+# After these the next provider is asked.
+_CANNOT = (RuntimeUnavailable, ProvisionFailed, ProviderUnavailable, BoxGone)
+
+
+class Provisioner:
+    """Gives bindings their sandboxes, and sees when they are lost."""
+
+    def __init__(
+        self,
+        providers: Providers,
+        store: Store,
+        audit: Audit,
+        terms: Terms,
+        having: Callable[[str], Sequence[Held]],
+    ) -> None:
+        """``having`` tells which bindings have a sandbox."""
+        self.providers = providers
+        self._having = having
+        self._store = store
+        self._audit = audit
+        self._terms = terms
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def candidates(self, binding: Binding) -> list[Provider]:
+        """Who makes a sandbox anew: whoever made the last one, which may still be there."""
+        known = self.providers.get(binding.provider)
+        return [known] if known is not None else self.providers.preferred(AUTO)
+
+    async def provision(
+        self,
+        held: Held,
+        candidates: Sequence[Provider],
+        fresh: LiveSandbox | None = None,
+        like: LiveSandbox | None = None,
+    ) -> None:
+        """Give a binding a sandbox: ``fresh``, which the first of the candidates had ready, or one that they make."""
+        lost, held.sandbox = held.sandbox, None
+        if lost is not None:
+            await lost.close()
+        provider = candidates[0]
+        if fresh is None:
+            try:
+                provider, fresh = await self._made(held, candidates, like)
+            except TideboxError as error:
+                held.go(SandboxState.FAILED)
+                self.record("sandbox.access.failed", held.binding, error.code)
+                raise
+        await self._place(held, provider, fresh)
+
+    async def _made(
+        self, held: Held, candidates: Sequence[Provider], like: LiveSandbox | None
+    ) -> tuple[Provider, LiveSandbox]:
+        *others, last = candidates
+        for provider in others:
+            held.asked.add(provider.name)
+            try:
+                return provider, await provider.create(held.binding.id, like)
+            except _CANNOT as error:
+                self.record("sandbox.access.failed", replace(held.binding, provider=provider.name), error.code)
+        held.asked.add(last.name)
+        return last, await last.create(held.binding.id, like)
+
+    async def resume(self, held: Held, provider: Provider) -> None:
+        """Give a binding the sandbox that it had when this server was another."""
+        held.asked.add(provider.name)
+        try:
+            found = await provider.resume(held.binding.id)
+        except TideboxError:
+            held.go(SandboxState.FAILED)
+            raise
+        if found is None:
+            held.go(SandboxState.FAILED)
+            self.record("sandbox.access.lost", held.binding, "box_gone")
+        else:
+            await self._place(held, provider, found)
+
+    async def _place(self, held: Held, provider: Provider, sandbox: LiveSandbox) -> None:
+        if held.over:
+            self.discard(sandbox)
+            raise Over
+        self._check_id(held, provider, sandbox)
+        sandbox.bind(held.binding.id, lambda seconds: self._used(held, seconds))
+        known = held.binding.sandbox_id
+        held.recreated, held.had_sandbox, held.told = held.had_sandbox and sandbox.id != known, True, False
+        held.sandbox = sandbox
+        held.binding = self._terms.leased(
+            replace(held.binding, sandbox_id=sandbox.id, provider=provider.name), time.time()
+        )
+        held.go(SandboxState.ACTIVE)
+        sandbox.on_gone(lambda: self._lost(held, sandbox))
+        if sandbox.gone:
+            self._lost(held, sandbox)
+        if provider.keeps:
+            await self._save(held)
+        for name in held.asked - {provider.name}:
+            self._later(self._release(name, held.binding.id))
+        held.asked &= {provider.name}
+
+    def _check_id(self, held: Held, provider: Provider, sandbox: LiveSandbox) -> None:
+        """Another server must not name a sandbox of somebody else's as its own."""
+        whose = (held.binding.user, provider.name)
+        for other in self._having(sandbox.id):
+            if other is not held and (other.binding.user, other.binding.provider) != whose:
+                self.discard(sandbox)
+                held.go(SandboxState.FAILED)
+                raise ProviderUnavailable(f"the provider {provider.name} gives out what is another's")
+
+    async def _save(self, held: Held) -> None:
+        """Where a sandbox outlives this server, the next one has to know where it is."""
+        held.unsaved = False
+        try:
+            await self._store.save_binding(held.binding)
+        except StoreUnavailable:
+            held.unsaved = True
+            raise
+
+    def _used(self, held: Held, seconds_ago: float) -> None:
+        at = time.time() - seconds_ago
+        if at > held.binding.active_at:
+            held.binding = replace(held.binding, active_at=at)
+            if seconds_ago < self._terms.idle_timeout:
+                held.go(SandboxState.ACTIVE)
+
+    def _lost(self, held: Held, sandbox: LiveSandbox) -> None:
+        """A sandbox is gone by itself; the binding stays."""
+        if held.over or held.sandbox is not sandbox:
+            return
+        held.go(SandboxState.FAILED)
+        self.record("sandbox.access.lost", held.binding, "box_gone")
+
+    async def end(self, held: Held) -> None:
+        """Leave nothing of a binding's sandbox."""
+        if held.sandbox is not None:
+            await held.sandbox.close()
+        for name in held.asked:
+            await self._release(name, held.binding.id)
+
+    async def _release(self, name: str, binding_id: str) -> None:
+        provider = self.providers.get(name)
+        if provider is not None:
+            await provider.release(binding_id)
+
+    def discard(self, sandbox: LiveSandbox) -> None:
+        """Let go of a sandbox that no binding has got."""
+        self._later(sandbox.close())
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closed)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._closing.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, TideboxError):
+            internal_error("the end of a sandbox", error)
+
+    @property
+    def closing(self) -> set[asyncio.Task[None]]:
+        """What is still being let go of."""
+        return set(self._closing)
+
+    def record(self, event: str, binding: Binding, outcome: str) -> None:
+        """Write into the audit log what happened to a binding by itself."""
+        self._audit.record(
+            event,
+            REAPER,
+            outcome,
+            binding_id=binding.id,
+            sandbox_id=binding.sandbox_id,
+            scope_type=binding.scope.type.value,
+            scope_id=binding.scope.id,
+            thread_id=binding.thread_id,
+            owner=binding.user,
+            provider=binding.provider,
+        )

@@ -248,6 +248,26 @@ def test_a_body_that_is_too_long(start_server: Callable[..., RunningServer]) -> 
     assert b"connection: close" in answered.lower()
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/exec", ("FORBIDDEN", "PAYLOAD_TOO_LARGE")),
+        ("/v1/sandbox/sessions", ("FORBIDDEN", "PAYLOAD_TOO_LARGE")),
+        ("/sandbox/acquire", ("FORBIDDEN", "PAYLOAD_TOO_LARGE")),
+        ("/api/v1/sandbox/runs", ("forbidden", "payload_too_large")),
+    ],
+)
+def test_refusals_are_in_the_words_of_the_surface(
+    path: str, words: tuple[str, str], running_server: RunningServer
+) -> None:
+    """Also those that no surface ever sees."""
+    stranger = httpx2.post(running_server.url + path, headers={"Origin": "https://evil.example"}, json={})
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"
+    status, error, _ = raw(running_server, head.encode())
+    assert (stranger.status_code, status) == (403, 413)
+    assert (error_of(stranger)["code"], error["code"]) == words
+
+
 # Origins
 
 
@@ -289,7 +309,8 @@ def test_pages_that_are_allowed(start_server: Callable[..., RunningServer]) -> N
     )
     assert preflight.status_code == 204
     assert preflight.headers["access-control-allow-origin"] == "https://a.example"
-    assert "x-api-key" in preflight.headers["access-control-allow-headers"]
+    for name in ("x-api-key", "prefer", "range"):
+        assert name in preflight.headers["access-control-allow-headers"]
     assert (
         httpx2.get(f"{server.url}/metrics", headers={"Origin": "https://boxes.example", **server.headers}).status_code
         == 200

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from tidebox.api import problems
-from tidebox.api.access.dialect import dialect_of, is_access
+from tidebox.api.access.dialect import is_access
 from tidebox.api.asgi import App, Receive, Scope, Send, context_of
 from tidebox.api.dataplane.paths import target_of
 from tidebox.api.deferred import Deferred
@@ -61,7 +61,6 @@ class Front:
         context = context_of(scope)
         route = self._route(scope["path"])
         context.surface = route.surface
-        context.dialect = dialect_of(scope)
         fits = route.kind in (None, scope["type"])
         if route.needs_credential or not fits:
             principal = self._services.authenticator.authenticate(scope["headers"])

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from tidebox.api.dataplane import description as dataplane
+
 _SCHEMES = {
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-KEY", "description": "The key of the single user."},
     "bearer": {"type": "http", "scheme": "bearer", "description": "The key, or a signed token."},
 }
+# Without a credential of the server's: anybody, and whoever has a token for a sandbox.
+_SECURITY: dict[str, list[dict[str, list[str]]]] = {
+    "/.well-known/jwks.json": [],
+    "/sandbox/refresh": [{dataplane.SCHEME: []}, {"apiKey": []}, {"bearer": []}],
+}
+# Models of one name in two surfaces get their module's, which is nobody's business.
+_MODULE_NAME = re.compile(r"tidebox__api__([a-z])([a-z]*)__schemas__")
 
 
 def describe(rest: FastAPI, spec_versions: Sequence[str]) -> None:
@@ -29,11 +40,14 @@ def describe(rest: FastAPI, spec_versions: Sequence[str]) -> None:
 
 
 def _completed(document: dict[str, Any], spec_versions: Sequence[str]) -> dict[str, Any]:
+    document = json.loads(_MODULE_NAME.sub(lambda found: found[1].upper() + found[2], json.dumps(document)))
     components = document.setdefault("components", {})
-    components["securitySchemes"] = _SCHEMES
+    components["securitySchemes"] = dict(_SCHEMES)
     document["security"] = [{"apiKey": []}, {"bearer": []}]
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
         for operation in operations.values():
+            if path in _SECURITY:
+                operation["security"] = _SECURITY[path]
             # What FastAPI believes a wrong request is answered with; here that is 400, which each route names.
             answers = operation["responses"]
             if "HTTPValidationError" in str(answers.get("422")):
@@ -44,4 +58,5 @@ def _completed(document: dict[str, Any], spec_versions: Sequence[str]) -> dict[s
             schemas[name]["properties"]["spec_version"]["enum"] = list(spec_versions)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
+    dataplane.describe(document)
     return document

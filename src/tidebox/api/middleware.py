@@ -12,6 +12,7 @@ import structlog
 
 from tidebox.api import problems
 from tidebox.api.asgi import App, Context, Message, Receive, Scope, Send, attach, context_of, header
+from tidebox.api.dialects import dialect_of
 from tidebox.api.metrics import Metrics
 from tidebox.errors import Forbidden, PayloadTooLarge, TideboxError
 from tidebox.model.ids import new_id
@@ -42,7 +43,8 @@ class RequestLog:
         given = header(scope, b"x-request-id")
         sane = given is not None and _SANE_REQUEST_ID.fullmatch(given)
         request_id = given.decode() if given is not None and sane else new_id("req")
-        context = Context(request_id, (scope.get("client") or ("",))[0])
+        # Known from the first moment on: whoever refuses a request does so in the words of whom it was meant for.
+        context = Context(request_id, (scope.get("client") or ("",))[0], dialect=dialect_of(scope))
         attach(scope, context)
         started = time.monotonic()
         answer = _noting(send, context) if scope["type"] == "http" else send
@@ -121,7 +123,7 @@ class OriginGuard:
         allow = context_of(scope).headers
         allow += [
             (b"access-control-allow-origin", given),
-            (b"access-control-expose-headers", b"x-request-id, retry-after"),
+            (b"access-control-expose-headers", b"content-range, retry-after, x-request-id"),
             (b"vary", b"origin"),
         ]
         if scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method") is not None:
@@ -129,7 +131,7 @@ class OriginGuard:
                 (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
                 (
                     b"access-control-allow-headers",
-                    b"authorization, content-type, idempotency-key, x-api-key, x-request-id",
+                    b"authorization, content-type, idempotency-key, prefer, range, x-api-key, x-request-id",
                 ),
                 (b"access-control-max-age", b"600"),
             ]

@@ -85,7 +85,7 @@ def test_bodies_have_examples(document: dict[str, Any]) -> None:
 
 
 def test_credentials_are_described(document: dict[str, Any]) -> None:
-    assert document["components"]["securitySchemes"].keys() == {"apiKey", "bearer"}
+    assert document["components"]["securitySchemes"].keys() == {"apiKey", "bearer", "sandboxToken"}
     assert document["security"]
     assert document["paths"][f"{PREFIX}/health/public"]["get"]["security"] == []
 

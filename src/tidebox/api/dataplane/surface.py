@@ -28,7 +28,7 @@ from tidebox.api.metrics import Metrics
 from tidebox.api.ranges import ByteRange, parse_range
 from tidebox.api.rates import RateLimiter
 from tidebox.broker.audit import Audit
-from tidebox.broker.sandboxes import Access, Gate
+from tidebox.broker.sandboxes import Access, Gate, Sandbox
 from tidebox.config import Settings
 from tidebox.errors import FileOperationFailed, InvalidRequest, NotFound, TideboxError, Unauthorized
 from tidebox.model.limits import KIB
@@ -52,6 +52,12 @@ class Exchange:
         self.fields: dict[str, Any] = {}
         """For the audit log."""
         self._send = send
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox, on this server: what is asked of another one's is handed on."""
+        assert isinstance(self.access.sandbox, Sandbox)
+        return self.access.sandbox
 
     async def start(self, status: int, headers: Headers) -> None:
         """Begin the answer."""
@@ -153,6 +159,11 @@ class DataplaneSurface:
             allow = ((b"allow", ", ".join(methods).encode()),)
             return await problems.respond(scope, send, status_problem(HTTPStatus.METHOD_NOT_ALLOWED, headers=allow))
         capability, serve = route
+        if not isinstance(access.sandbox, Sandbox):
+            # Loaded only where there is one: it comes with an HTTP client.
+            from tidebox.api.dataplane import relay
+
+            serve = relay.to(target.operation)
         access.require(capability)
         self._desk.audit.check()
         exchange = Exchange(scope, receive, send, access, _query(scope))
@@ -183,7 +194,7 @@ class DataplaneSurface:
     async def _exec(self, exchange: Exchange) -> None:
         request = execution.parse(await Body(exchange.receive).whole(self._max_body))
         seconds = execution.seconds_of(request.timeout_ms, self._desk.max_seconds) or self._default_seconds
-        running = asyncio.ensure_future(execution.run(exchange.access.sandbox, request, seconds))
+        running = asyncio.ensure_future(execution.run(exchange.sandbox, request, seconds))
         await unless_left(exchange.receive, running)
         if running.cancelled():
             raise ClientLeft
@@ -199,7 +210,7 @@ class DataplaneSurface:
         content_type = header(exchange.scope, b"content-type") or b""
         is_form = content_type.lower().startswith(b"multipart/form-data")
         body = Body(exchange.receive)
-        async with exchange.access.sandbox.use() as box:
+        async with exchange.sandbox.use() as box:
             if "upload_id" in query:
                 if is_form:
                     raise InvalidRequest("an upload in parts is no form", field="content-type")
@@ -224,18 +235,18 @@ class DataplaneSurface:
         await exchange.answer(exchange.fields)
 
     async def _upload_offset(self, exchange: Exchange) -> None:
-        async with exchange.access.sandbox.use() as box:
+        async with exchange.sandbox.use() as box:
             upload = files.Resumable(box.files, exchange.query.get("path"), exchange.query.get("upload_id", ""))
             await exchange.answer({**upload.shown(size := await upload.offset(), complete=False), "offset": size})
 
     async def _upload_discard(self, exchange: Exchange) -> None:
-        async with exchange.access.sandbox.use() as box:
+        async with exchange.sandbox.use() as box:
             upload = files.Resumable(box.files, exchange.query.get("path"), exchange.query.get("upload_id", ""))
             await upload.discard()
         await exchange.answer(upload.shown(0, complete=False))
 
     async def _download(self, exchange: Exchange) -> None:
-        async with exchange.access.sandbox.use() as box:
+        async with exchange.sandbox.use() as box:
             info = await files.downloadable(box.files, exchange.query.get("path"))
             exchange.fields = {"path": info.path, "size": info.size}
             asked = header(exchange.scope, b"range")
@@ -263,18 +274,18 @@ class DataplaneSurface:
 
     async def _list(self, exchange: Exchange) -> None:
         exchange.fields = {"path": exchange.query.get("path")}
-        async with exchange.access.sandbox.use() as box:
+        async with exchange.sandbox.use() as box:
             await exchange.answer(await files.listing(box.files, exchange.query.get("path")))
 
     async def _stat(self, exchange: Exchange) -> None:
         exchange.fields = {"path": exchange.query.get("path")}
-        async with exchange.access.sandbox.use() as box:
+        async with exchange.sandbox.use() as box:
             await exchange.answer(files.shown(await box.files.stat(box_path(exchange.query.get("path")))))
 
     async def _mkdir(self, exchange: Exchange) -> None:
         path = box_path(_text(await exchange.described(), "path"))
         exchange.fields = {"path": path}
-        async with exchange.access.sandbox.use() as box:
+        async with exchange.sandbox.use() as box:
             await box.files.mkdir(path)
         await exchange.answer({"path": path}, HTTPStatus.CREATED)
 
@@ -282,7 +293,7 @@ class DataplaneSurface:
         asked = await exchange.described()
         path = box_path(_text(asked, "path"))
         exchange.fields = {"path": path}
-        async with exchange.access.sandbox.use() as box:
+        async with exchange.sandbox.use() as box:
             await box.files.remove(path, recursive=_flag(asked, "recursive", False))
         await exchange.answer({"path": path})
 
@@ -290,7 +301,7 @@ class DataplaneSurface:
         asked = await exchange.described()
         source, target = (box_path(_text(asked, name), name) for name in ("source", "target"))
         exchange.fields = {"path": source, "target": target}
-        async with exchange.access.sandbox.use() as box:
+        async with exchange.sandbox.use() as box:
             await box.files.rename(source, target)
         await exchange.answer({"source": source, "target": target})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tidebox.broker import workspaces as module
 from tidebox.broker.workspaces import Workspaces
 from tidebox.errors import Conflict, NotFound, PayloadTooLarge
+from tidebox.files import disk
 from tidebox.files.trees import TreeLimits
 
 LIMITS = TreeLimits(max_bytes=1000, max_entries=20)
@@ -50,6 +52,21 @@ async def test_an_upload_does_not_wait_for_ever(workspaces: Workspaces, monkeypa
     held.release()
     async with workspaces.for_upload("ses-1", there):
         pass
+
+
+async def test_what_was_put_is_on_the_disk_before_anybody_hears_of_it(
+    workspaces: Workspaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[list[str]] = []
+
+    def flush(directory: int) -> None:
+        flushed.append(os.listdir(tmp_path / "sessions" / "ses-1" / "workspace"))
+        disk.flush(directory)
+
+    monkeypatch.setattr(module, "flush", flush)
+    async with workspaces.for_upload("ses-1", there) as held:
+        await held.put(stage(tmp_path, new="1"))
+    assert flushed == [["new"]]
 
 
 async def test_those_who_wait_take_turns(workspaces: Workspaces) -> None:
@@ -126,3 +143,9 @@ async def test_a_file_that_is_read_while_it_is_replaced_is_one_of_both(workspace
             assert [file.path for file in await workspaces.listing("ses-1", 10)] == ["a"]
 
     await asyncio.gather(replace(), read())
+
+
+async def test_a_session_without_files(workspaces: Workspaces) -> None:
+    assert await workspaces.listing("ses-1", 10) == []
+    with pytest.raises(NotFound):
+        await workspaces.open("ses-1", ["a"])

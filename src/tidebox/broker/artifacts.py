@@ -121,14 +121,20 @@ class Artifacts:
             raise NotFound("no such artifact", run_id=run_id, path=path)
         if artifact.is_link:
             raise NotFound("this artifact is a symbolic link, of which nothing is kept", run_id=run_id, path=path)
-        return artifact, await asyncio.to_thread(self._open, run_id, path)
+        return artifact, await asyncio.to_thread(self._open, artifact)
 
-    def _open(self, run_id: str, path: str) -> int:
+    def _open(self, artifact: Artifact) -> int:
+        gone = NotFound("the file of this artifact is gone", run_id=artifact.run_id, path=artifact.path)
         try:
-            with opened(self._root / run_id / _ARTIFACTS) as root:
-                return open_beneath(root, path.split("/"))
+            with opened(self._root / artifact.run_id / _ARTIFACTS) as root:
+                descriptor = open_beneath(root, artifact.path.split("/"))
         except OSError as error:
-            raise NotFound("the file of this artifact is gone", run_id=run_id, path=path) from error
+            raise gone from error
+        # A machine that lost its power may have kept the record and not all of the file.
+        if os.fstat(descriptor).st_size != artifact.size:
+            os.close(descriptor)
+            raise gone
+        return descriptor
 
     async def delete(self, run_id: str) -> int:
         """Remove the artifacts of a run; how many bytes they had."""

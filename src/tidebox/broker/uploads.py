@@ -1,7 +1,8 @@
 """Uploads: files that come in over time, are gathered on disk, and reach a workspace all at once or not at all.
 
 Nothing is held in memory but the piece that just arrived: each part is spooled into a file of its own. A plain file is
-then renamed into the stage, an archive is unpacked there; only a stage that is whole takes its place in the workspace.
+then renamed into the stage, an archive is unpacked there; only a stage that is whole, and on the disk, takes its place
+in the workspace.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tidebox.broker.git import Fetch, GitRules, check
 from tidebox.broker.meter import Meter
 from tidebox.broker.workspaces import Workspaces
 from tidebox.errors import Overloaded, PayloadTooLarge, StoreUnavailable
+from tidebox.files.disk import flush
 from tidebox.files.ignore import ALWAYS, Ignore
 from tidebox.files.staging import ArchiveKind, Stage, StageLimits, ignore_lines
 from tidebox.files.trees import NEW_FILE, opened, remove_tree
@@ -168,6 +170,7 @@ class Upload:
                         self._unpack(stage, left_out, parts, part, part.archive)
                 for name, content in self.files.items():
                     stage.put(name, content)
+            flush(root)
         return Staged(tree, stage.file_count, stage.ignored)
 
     def _unpack(self, stage: Stage, left_out: Ignore, parts: int, part: Part, kind: ArchiveKind) -> None:
@@ -311,6 +314,7 @@ class Uploads:
             limits = replace(self._rules.stage, max_files=MAX_REPOSITORY_FILES, max_depth=MAX_REPOSITORY_DEPTH)
             with contextlib.closing(Stage(root, limits, Ignore(), keep_links=True)) as stage:
                 commit = fetch.into(stage)
+            flush(root)
         return Staged(tree, stage.file_count, stage.ignored, stage.bytes, commit)
 
     @contextlib.asynccontextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tidebox.errors import Conflict, NotFound, StoreUnavailable
+from tidebox.files.disk import flush
 from tidebox.files.names import refuse, too_much
 from tidebox.files.trees import (
     OPEN_DIRECTORY,
@@ -38,8 +39,8 @@ _WORKSPACE = "workspace"
 _OLD = "old"
 _REMOVED = ".removed"
 UPLOAD_WAIT_SECONDS = 10.0
-_ATTEMPTS = 3
-_PAUSE_SECONDS = 0.01
+# Between looks for what is just being replaced.
+_PAUSES_SECONDS = (0.005, 0.01, 0.02)
 _T = TypeVar("_T")
 
 
@@ -74,7 +75,10 @@ class Held:
             await asyncio.to_thread(remove_tree, fresh)
 
     async def put(self, stage: Path) -> Tally:
-        """Put the files of ``stage``, a directory of ours, over those there are; how much there is then."""
+        """Put the files of ``stage``, a directory of ours, over those there are; how much there is then.
+
+        Where the files of ``stage`` are on the disk, so is the new state, before anybody hears of it.
+        """
         fresh = await self._fresh()
         try:
             return await asyncio.to_thread(self._put, stage, fresh)
@@ -90,6 +94,8 @@ class Held:
             tally = size_of(target, self._limits)
         _check_size(tally, self._limits)
         _put_in_place(self._directory, fresh)
+        with opened(self._directory) as directory:
+            flush(directory)
         return tally
 
     async def _fresh(self) -> Path:
@@ -183,30 +189,42 @@ class Workspaces:
 
     async def listing(self, session_id: str, limit: int) -> list[KeptFile]:
         """The files of a session as they are between its runs, by path; no more than ``limit`` of them."""
-        return await self._read(session_id, lambda root: _listing(root, limit), [])
+        directory = self._directory(session_id)
+
+        def read(root: int) -> list[KeptFile]:
+            found = _listing(root, limit)
+            # What was replaced meanwhile is being removed: some of it may have been missing already.
+            if not os.path.samestat(os.fstat(root), os.stat(directory / _WORKSPACE)):
+                raise FileNotFoundError
+            return found
+
+        try:
+            return await self._read(directory, read)
+        except FileNotFoundError:
+            if await asyncio.to_thread(directory.exists):
+                raise Conflict("the files of this session are replaced all the time", session_id=session_id) from None
+            return []
 
     async def open(self, session_id: str, parts: Sequence[str]) -> int:
         """The descriptor of one of them; ``NotFound`` where there is none that can be read."""
         try:
-            return await self._read(session_id, lambda root: open_beneath(root, parts), -1)
+            return await self._read(self._directory(session_id), lambda root: open_beneath(root, parts))
         except OSError as error:
             raise NotFound("no such file", session_id=session_id, path="/".join(parts)) from error
 
-    async def _read(self, session_id: str, read: Callable[[int], _T], nothing: _T) -> _T:
-        workspace = self._directory(session_id) / _WORKSPACE
+    async def _read(self, directory: Path, read: Callable[[int], _T]) -> _T:
+        """What ``read`` finds; raises FileNotFoundError where it finds nothing however often it looks."""
 
         def attempt() -> _T:
-            with opened(workspace) as root:
+            with opened(directory / _WORKSPACE) as root:
                 return read(root)
 
-        for _ in range(_ATTEMPTS):
+        for pause in _PAUSES_SECONDS:
             # A run may end meanwhile, and its files take the place of those that are being read.
             with contextlib.suppress(FileNotFoundError):
                 return await asyncio.to_thread(attempt)
-            await asyncio.sleep(_PAUSE_SECONDS)
-        if await asyncio.to_thread(workspace.exists):
-            return await asyncio.to_thread(attempt)
-        return nothing
+            await asyncio.sleep(pause)
+        return await asyncio.to_thread(attempt)
 
     async def remove(self, session_id: str) -> None:
         """Remove the files of a session, once nobody uses them any more."""

@@ -469,6 +469,17 @@ def test_listing_a_thousand_is_quick(ada: Service) -> None:
     assert min(times) < 0.2  # the benchmark says more; a busy machine must not fail this
 
 
+def test_a_file_that_the_disk_did_not_keep_whole_is_gone(ada: Service) -> None:
+    """As after the loss of power, when the record was on the disk and the file not yet."""
+    program = "open('whole', 'w').write('1' * 100); open('cut', 'w').write('2' * 100)"
+    run_id = ada.run(["python", "-c", program], capture_patterns=["*"])["id"]
+    os.truncate(ada.server.data_dir / "runs" / run_id / "artifacts" / "cut", 50)
+    error_of(ada.get(f"/runs/{run_id}/artifacts/cut"), 404, "not_found")
+    assert ada.get(f"/runs/{run_id}/artifacts/whole").text == "1" * 100
+    archive = zipfile.ZipFile(io.BytesIO(ada.get(f"/runs/{run_id}/artifacts.zip").content))
+    assert archive.namelist() == ["whole"]
+
+
 def test_head_says_what_get_would(ada: Service, run_id: str) -> None:
     path = f"/runs/{run_id}/artifacts/dist/sub/data.bin"
     answer = ada.http.head(path, headers={"Accept-Encoding": "identity"})

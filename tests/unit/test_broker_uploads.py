@@ -1,0 +1,62 @@
+"""Uploads before they reach a workspace."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.stage import ADA
+from tidebox.broker import uploads as module
+from tidebox.broker.audit import Audit
+from tidebox.broker.git import GitRules
+from tidebox.broker.meter import Meter
+from tidebox.broker.uploads import UploadRules, Uploads
+from tidebox.broker.workspaces import Workspaces
+from tidebox.errors import StoreUnavailable
+from tidebox.files.staging import StageLimits
+from tidebox.files.trees import TreeLimits
+
+
+async def there() -> None:
+    """The session is there."""
+
+
+@pytest.fixture
+async def uploads(tmp_path: Path) -> AsyncIterator[Uploads]:
+    workspaces = Workspaces(tmp_path, TreeLimits(max_bytes=1000))
+    await workspaces.start()
+    audit = Audit(tmp_path / "audit")
+    await audit.start()
+    rules = UploadRules(max_received=1000, stage=StageLimits(max_bytes=1000))
+    found = Uploads(tmp_path, workspaces, rules, GitRules(), Meter(), audit)
+    await found.start()
+    yield found
+    found.close()
+    await audit.close()
+
+
+async def put(uploads: Uploads, name: str) -> None:
+    async with uploads.receiving() as upload:
+        upload.files = {name: b"1"}
+        await uploads.put(ADA, "ses-1", upload, "json", there)
+
+
+async def test_what_the_disk_does_not_take_does_not_take_the_place_of_what_it_has(
+    uploads: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(uploads, "old")
+
+    def fail(directory: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "flush", fail)
+        with pytest.raises(StoreUnavailable, match="Input/output error"):
+            await put(uploads, "new")
+    workspace = tmp_path / "sessions" / "ses-1" / "workspace"
+    assert [path.name for path in workspace.iterdir()] == ["old"]
+    await put(uploads, "new")
+    assert sorted(path.name for path in workspace.iterdir()) == ["new", "old"]

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tidebox.broker.filekeeping import FileKeeper
     from tidebox.broker.meter import Meter
     from tidebox.broker.providers.base import Providers
+    from tidebox.broker.stock import Stock
     from tidebox.broker.tokens import KeyRing
     from tidebox.store.base import Store
 
@@ -125,6 +126,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
     from tidebox.broker.planning import Planner
     from tidebox.broker.quotas import Quotas
     from tidebox.broker.runs import Retention
+    from tidebox.broker.stock import Stock
 
     def levels() -> Levels:
         load = broker.load
@@ -135,6 +137,9 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
             boxes=engine.runtime.live_boxes(),
             spawner_up=engine.runtime.spawner_pid() is not None,
             phases={phase.value: count for phase, count in broker.runs.phases().items()},
+            sandboxes={state.value: count for state, count in sandboxes.bindings.count().items()},
+            stock=stock.ready,
+            grants=sandboxes.granted,
         )
 
     metrics = Metrics(engine.runtime.name, levels)
@@ -170,6 +175,8 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
             on_drop=metrics.dropped,
         ),
     )
+    stock = Stock(engine.runtime, _live_shape(settings), settings.pool_sandboxes)
+    sandboxes = _sandboxes(settings, stock, store, audit)
     policy = _policy(settings)
     runtimes = Runtimes(functools.partial(resolve_image, engine.images))
     return Services(
@@ -185,7 +192,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
         runtimes=runtimes,
         files=files,
         audit=audit,
-        sandboxes=_sandboxes(settings, engine, store, audit),
+        sandboxes=sandboxes,
         signer=Signer(
             settings.ws_signing_secret or settings.api_key or data_dir.api_key(),
             ttl=settings.ws_signed_url_ttl_sec,
@@ -219,7 +226,7 @@ def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> File
     return FileKeeper(store, workspaces, Artifacts(settings.data_dir, store, rules, meter), uploads, audit)
 
 
-def _sandboxes(settings: Settings, engine: Engine, store: Store, audit: Audit) -> Sandboxes:
+def _sandboxes(settings: Settings, stock: Stock, store: Store, audit: Audit) -> Sandboxes:
     from tidebox.broker.access import Sandboxes
     from tidebox.broker.bindings import Bindings
     from tidebox.broker.leases import Terms
@@ -240,7 +247,7 @@ def _sandboxes(settings: Settings, engine: Engine, store: Store, audit: Audit) -
     bindings = Bindings(
         store=store,
         audit=audit,
-        providers=_providers(settings, engine),
+        providers=_providers(settings, stock),
         terms=Terms(
             token_ttl=settings.token_ttl_sec,
             lease_ttl=settings.lease_ttl_sec,
@@ -268,12 +275,10 @@ def _sandboxes(settings: Settings, engine: Engine, store: Store, audit: Audit) -
     )
 
 
-def _providers(settings: Settings, engine: Engine) -> Providers:
+def _providers(settings: Settings, stock: Stock) -> Providers:
     from tidebox.broker.providers.base import Provider, Providers
     from tidebox.broker.providers.local import LocalProvider
-    from tidebox.broker.stock import Stock
 
-    stock = Stock(engine.runtime, _live_shape(settings), settings.pool_sandboxes)
     found: list[Provider] = [LocalProvider(stock, enabled=settings.enable_execution)]
     if settings.providers:
         # It comes with an HTTP client.

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
@@ -36,6 +36,11 @@ class Levels:
     boxes: int
     spawner_up: bool
     phases: Mapping[str, int] = field(default_factory=dict)
+    sandboxes: Mapping[str, int] = field(default_factory=dict)
+    """By state."""
+    stock: int = 0
+    grants: int = 0
+    """Given out since the start."""
 
 
 class Metrics(Meter):
@@ -197,6 +202,13 @@ class Metrics(Meter):
         for phase, count in levels.phases.items():
             phases.add_metric([phase], count)
         yield phases
+        sandboxes = GaugeMetricFamily("sandbox_live_sandboxes", "Sandboxes that scopes are bound to.", labels=["state"])
+        for state, count in levels.sandboxes.items():
+            sandboxes.add_metric([state], count)
+        yield sandboxes
+        yield GaugeMetricFamily("sandbox_bindings", "Scopes that are bound.", sum(levels.sandboxes.values()))
+        yield GaugeMetricFamily("sandbox_stock_ready", "Sandboxes that wait to be bound.", levels.stock)
+        yield CounterMetricFamily("sandbox_grants", "Tokens given out for sandboxes.", levels.grants)
 
     def series(self) -> dict[str, list[dict[str, Any]]]:
         """Everything that was counted: by name, one entry for each set of labels."""

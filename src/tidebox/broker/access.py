@@ -63,6 +63,8 @@ class Sandboxes(Gate):
         self._keys: KeyRing | None = None
         self._capabilities = capabilities
         self._bind_address = bind_address
+        self.granted = 0
+        """How many tokens were given out."""
         self._ended_threads: dict[tuple[str, str], float] = {}
         self._handed_out: dict[bytes, Claims] = {}
         """What tokens of other servers mean here, by their digest."""
@@ -156,6 +158,7 @@ class Sandboxes(Gate):
         )
         if direct is not None:
             self._handed_out[_digest(direct.token)] = claims
+        self.granted += 1
         return Grant(
             binding=held.binding,
             sandbox_id=sandbox.id,

@@ -241,3 +241,34 @@ def test_the_audit_log_says_who_ran_something_and_not_what(running_server: Runni
     assert ran[-1]["outcome"] == "done"
     assert "not-for-the-log" not in json.dumps(events)
     assert "not-for-the-log" not in running_server.log
+
+
+def test_sandboxes_are_counted(start_server: Callable[..., RunningServer], short_path: Path) -> None:
+    server = start_server(data_dir=short_path, rate_limit="off", pool_sandboxes="1")
+
+    def gauge(name: str) -> float:
+        lines = httpx2.get(f"{server.url}/metrics", headers=server.headers).text.splitlines()
+        return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + " ")), 0.0)
+
+    def becomes(name: str, value: float) -> None:
+        deadline = time.monotonic() + 30
+        while gauge(name) != value:
+            assert time.monotonic() < deadline, (name, gauge(name))
+            time.sleep(0.05)
+
+    becomes("sandbox_stock_ready", 1)
+    found = acquire(server)
+    assert gauge('sandbox_live_sandboxes{state="active"}') == 1
+    assert gauge("sandbox_bindings") == 1
+    assert gauge("sandbox_grants_total") == 1
+    url = f"{server.url}/v1/sandbox/sessions/{found['session_id']}"
+    assert httpx2.post(f"{url}/refresh", headers=server.headers).status_code == 200
+    assert gauge("sandbox_grants_total") == 2
+    socket_url = found["sandbox"]["ws_base_url"] + "/files/watch"
+    with connect(socket_url, additional_headers=bearer(found["token"])) as connection:
+        Socket(connection).expect("ready")
+        assert gauge('sandbox_ws_connections{component="dataplane"}') == 1
+    becomes('sandbox_ws_connections{component="dataplane"}', 0)
+    assert httpx2.delete(url, headers=server.headers).status_code == 204
+    assert gauge("sandbox_bindings") == 0
+    becomes("sandbox_stock_ready", 1)

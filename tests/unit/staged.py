@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tidebox.files.ignore import ALWAYS, Ignore
-from tidebox.files.staging import ArchiveKind, Stage, StageLimits, ignore_lines
+from tidebox.files.staging import ArchiveKind, Stage, StageLimits
 
 LIMITS = StageLimits(max_bytes=1 << 20, max_files=50, max_depth=4)
 
@@ -31,8 +31,8 @@ def stage_archive(
         file.seek(0)
         directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            left_out.extend(ignore_lines(file.fileno(), kind, limits))
             with closing(Stage(directory, limits, left_out)) as stage:
+                left_out.extend(stage.ignore_lines(file.fileno(), kind))
                 stage.unpack(file.fileno(), kind)
             return stage
         finally:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
-from tests.unit.stage import ADA
+from tests.unit.stage import ADA, BOB
+from tidebox.api.interpreter import files
 from tidebox.broker import uploads as module
 from tidebox.broker.audit import Audit
 from tidebox.broker.git import GitRules
 from tidebox.broker.meter import Meter
 from tidebox.broker.uploads import UploadRules, Uploads
 from tidebox.broker.workspaces import Workspaces
-from tidebox.errors import StoreUnavailable
+from tidebox.errors import Overloaded, StoreUnavailable
 from tidebox.files.staging import StageLimits
 from tidebox.files.trees import TreeLimits
 
@@ -39,7 +44,7 @@ async def uploads(tmp_path: Path) -> AsyncIterator[Uploads]:
 
 
 async def put(uploads: Uploads, name: str) -> None:
-    async with uploads.receiving() as upload:
+    async with uploads.receiving(ADA) as upload:
         upload.files = {name: b"1"}
         await uploads.put(ADA, "ses-1", upload, "json", there)
 
@@ -60,3 +65,30 @@ async def test_what_the_disk_does_not_take_does_not_take_the_place_of_what_it_ha
     assert [path.name for path in workspace.iterdir()] == ["old"]
     await put(uploads, "new")
     assert sorted(path.name for path in workspace.iterdir()) == ["new", "old"]
+
+
+async def test_one_user_leaves_room_for_the_others(uploads: Uploads) -> None:
+    async with contextlib.AsyncExitStack() as slow:
+        for _ in range(module.MAX_USER_UPLOADS):
+            await slow.enter_async_context(uploads.receiving(ADA))
+        with pytest.raises(Overloaded) as caught:
+            await slow.enter_async_context(uploads.receiving(ADA))
+        assert caught.value.details["scope"] == "user"
+        await slow.enter_async_context(uploads.receiving(BOB))
+    await put(uploads, "later")
+
+
+async def test_a_client_that_says_nothing_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "SILENCE_SECONDS", 0.05)
+    arriving = [{"type": "http.request", "body": b"1", "more_body": True}]
+
+    async def receive() -> dict[str, object]:
+        if not arriving:
+            await asyncio.Event().wait()
+        return arriving.pop()
+
+    chunks = files._chunks(Request({"type": "http"}, receive))
+    assert await anext(chunks) == b"1"
+    with pytest.raises(HTTPException) as caught:
+        await anext(chunks)
+    assert caught.value.status_code == 408

@@ -179,6 +179,20 @@ def test_many_members_that_are_left_out_end_somewhere(tmp_path: Path) -> None:
         stage_archive(tmp_path, many)
 
 
+@pytest.mark.parametrize("name", ["zeros", ".git/zeros"])
+def test_an_archive_that_takes_too_long_is_given_up(tmp_path: Path, name: str) -> None:
+    slow = bz2.compress(tar([file(name, bytes(32 << 20))]))
+    limits = StageLimits(max_bytes=64 << 20, max_seconds=0.02)
+    with pytest.raises(PayloadTooLarge, match="seconds to unpack"):
+        stage_archive(tmp_path, slow, limits=limits)
+
+
+def test_what_is_left_out_of_a_zip_is_not_unpacked(tmp_path: Path) -> None:
+    damaged = zip_of({".git/large": b"1" * 1000, "a": b"2"}).replace(b"1" * 1000, b"3" * 1000)
+    assert stage_archive(tmp_path, damaged, "zip").ignored == 1
+    assert tree(tmp_path) == {"a": b"2"}
+
+
 def test_members_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TideboxError, match="shares its bytes"):
         stage_archive(tmp_path, overlapping_zip(5, 1000), "zip")

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from tidebox.broker.workspaces import Workspaces
 from tidebox.errors import Overloaded, PayloadTooLarge, StoreUnavailable
 from tidebox.files.disk import flush
 from tidebox.files.ignore import ALWAYS, Ignore
-from tidebox.files.staging import ArchiveKind, Stage, StageLimits, ignore_lines
+from tidebox.files.staging import ArchiveKind, Stage, StageLimits
 from tidebox.files.trees import NEW_FILE, opened, remove_tree
 from tidebox.model.ids import new_id
 from tidebox.model.principal import Caller
@@ -35,6 +36,8 @@ MAX_CLONES = 4
 _STAGING_THREADS = 2
 MAX_UPLOADS = 16
 """Uploads at once: each may take as much of the disk as a workspace before it is known to be too much."""
+MAX_USER_UPLOADS = MAX_UPLOADS // 2
+"""Of one user, who may send them as slowly as he likes: there is always room for another."""
 MAX_REPOSITORY_FILES = 10_000
 MAX_REPOSITORY_DEPTH = 30
 """Repositories are larger and deeper than what people upload; the workspace bounds both in the end."""
@@ -176,7 +179,7 @@ class Upload:
     def _unpack(self, stage: Stage, left_out: Ignore, parts: int, part: Part, kind: ArchiveKind) -> None:
         descriptor = os.open(part.spool, os.O_RDONLY | os.O_CLOEXEC, dir_fd=parts)
         try:
-            left_out.extend(ignore_lines(descriptor, kind, self._rules.stage))
+            left_out.extend(stage.ignore_lines(descriptor, kind))
             stage.unpack(descriptor, kind)
         finally:
             os.close(descriptor)
@@ -201,7 +204,7 @@ class Uploads:
         self._git = git
         self._meter = meter
         self._clones = asyncio.Semaphore(MAX_CLONES)
-        self._under_way = 0
+        self._under_way: Counter[str] = Counter()
         # Of their own, because they are long: whoever reads a log or a file must not wait for a slow host.
         self._threads = ThreadPoolExecutor(MAX_CLONES + _STAGING_THREADS, thread_name_prefix="files")
 
@@ -222,12 +225,15 @@ class Uploads:
         check(source, self._git)
 
     @contextlib.asynccontextmanager
-    async def receiving(self) -> AsyncIterator[Upload]:
+    async def receiving(self, caller: Caller) -> AsyncIterator[Upload]:
         """An upload, of which nothing is left afterwards but what was put into a workspace."""
         self._audit.check()
-        if self._under_way >= MAX_UPLOADS:
-            raise Overloaded(f"{MAX_UPLOADS} uploads are under way", retry_after=1.0)
-        self._under_way += 1
+        user = caller.principal.user
+        if self._under_way.total() >= MAX_UPLOADS:
+            raise Overloaded(f"{MAX_UPLOADS} uploads are under way", scope="server", retry_after=1.0)
+        if self._under_way[user] >= MAX_USER_UPLOADS:
+            raise Overloaded(f"{MAX_USER_UPLOADS} of your uploads are under way", scope="user", retry_after=1.0)
+        self._under_way[user] += 1
         try:
             async with self._directory() as directory:
                 upload = Upload(directory, self._rules)
@@ -236,7 +242,7 @@ class Uploads:
                 finally:
                     upload.abandon()
         finally:
-            self._under_way -= 1
+            self._under_way -= Counter([user])  # which forgets whoever has none
 
     async def put(
         self, caller: Caller, session_id: str, upload: Upload, kind: str, exists: Callable[[], Awaitable[object]]

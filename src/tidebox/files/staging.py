@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from tidebox.errors import InvalidImage, InvalidRequest
+from tidebox.errors import InvalidImage, InvalidRequest, PayloadTooLarge
 from tidebox.files import ignore
 from tidebox.files.ignore import Ignore
 from tidebox.files.names import refuse, shown, split_name, too_much
-from tidebox.files.tarstream import DIRECTORY, HARDLINK, REGULAR, SYMLINK, Member, TarReader, decompress
+from tidebox.files.tarstream import DIRECTORY, HARDLINK, REGULAR, SYMLINK, Member, Readable, TarReader, decompress
 from tidebox.files.trees import NEW_FILE, OPEN_DIRECTORY, make_beneath
 from tidebox.files.zipstream import ZipReader
 
@@ -48,6 +49,8 @@ class StageLimits:
     """Of the files, unpacked."""
     max_files: int = 1000
     max_depth: int = 10
+    max_seconds: float = 60.0
+    """Of a processor: a few bytes can be packed so that unpacking them takes hours."""
 
 
 class Archive(Protocol):
@@ -59,13 +62,14 @@ class Archive(Protocol):
 
 
 class Stage:
-    """Writes what is brought into the empty directory ``root``; to be closed."""
+    """Writes what is brought into the empty directory ``root``; to be closed. Used by one thread."""
 
     def __init__(self, root: int, limits: StageLimits, left_out: Ignore, *, keep_links: bool = False) -> None:
         self._root = root
         self._limits = limits
         self._ignore = left_out
         self._keep_links = keep_links
+        self._deadline = time.thread_time() + limits.max_seconds
         self._files: set[tuple[str, ...]] = set()
         self._directories: set[tuple[str, ...]] = set()
         # Files of one directory mostly come together.
@@ -94,8 +98,34 @@ class Stage:
 
     def unpack_tar(self, file: io.BufferedReader, room: int | None = None) -> None:
         """Take every member of a tar archive, compressed or not."""
-        room = room or self._limits.max_bytes * 2
-        self._unpack(TarReader(decompress(file), room + _PADDING))
+        self._unpack(self._tar(file, room or self._limits.max_bytes * 2))
+
+    def _tar(self, file: io.BufferedReader, room: int) -> TarReader:
+        return TarReader(_Hasty(decompress(file), self._deadline, self._limits), room + _PADDING)
+
+    def ignore_lines(self, descriptor: int, kind: ArchiveKind) -> list[str]:
+        """The lines of the ``.dockerignore`` at the root of an archive: it may come after what it leaves out."""
+        name = ignore.FILE.encode()
+        if kind == "zip":
+            archive = ZipReader(descriptor, self._limits.max_files * _LEFT_OUT_FACTOR)
+            content = archive.content(name, ignore.MAX_FILE_BYTES)
+        else:
+            try:
+                content = self._find_in_tar(descriptor, name)
+            except InvalidImage:
+                content = None  # told when it is unpacked, with the member that is to blame
+            finally:
+                os.lseek(descriptor, 0, os.SEEK_SET)
+        return (content or b"").decode("utf-8", "replace").splitlines()
+
+    def _find_in_tar(self, descriptor: int, name: bytes) -> bytes | None:
+        with open(descriptor, "rb", closefd=False) as file:
+            archive = self._tar(file, self._limits.max_bytes * _LEFT_OUT_FACTOR)
+            for member in archive:
+                found = member.kind == REGULAR and member.name.removeprefix(b"./") == name
+                if found and member.size <= ignore.MAX_FILE_BYTES:
+                    return b"".join(iter(lambda: archive.read(ignore.MAX_FILE_BYTES), b""))
+        return None
 
     def _unpack(self, archive: Archive) -> None:
         name: bytes | None = None
@@ -228,6 +258,21 @@ class Stage:
             os.close(descriptor)
 
 
+class _Hasty:
+    """A stream that is given up when reading it has taken too long."""
+
+    def __init__(self, stream: Readable, deadline: float, limits: StageLimits) -> None:
+        self._stream = stream
+        self._deadline = deadline
+        self._limits = limits
+
+    def read(self, size: int, /) -> bytes:
+        if time.thread_time() > self._deadline:
+            seconds = self._limits.max_seconds
+            raise PayloadTooLarge(f"the archive takes more than {seconds:g} seconds to unpack", limit=seconds)
+        return self._stream.read(size)
+
+
 def _blame(name: bytes | None, message: str) -> InvalidRequest:
     if name is None:
         return InvalidRequest(message)
@@ -238,28 +283,3 @@ def archive_kind(name: str) -> ArchiveKind | None:
     """The kind of archive that a file of this name is, None for no archive."""
     lower = name.lower()
     return next((kind for suffix, kind in SUFFIXES if lower.endswith(suffix)), None)
-
-
-def ignore_lines(descriptor: int, kind: ArchiveKind, limits: StageLimits) -> list[str]:
-    """The lines of the ``.dockerignore`` at the root of an archive: it may come after what it leaves out."""
-    name = ignore.FILE.encode()
-    if kind == "zip":
-        content = ZipReader(descriptor, limits.max_files * _LEFT_OUT_FACTOR).content(name, ignore.MAX_FILE_BYTES)
-    else:
-        try:
-            content = _find_in_tar(descriptor, name, limits.max_bytes * _LEFT_OUT_FACTOR)
-        except InvalidImage:
-            content = None  # told when it is unpacked, with the member that is to blame
-        finally:
-            os.lseek(descriptor, 0, os.SEEK_SET)
-    return (content or b"").decode("utf-8", "replace").splitlines()
-
-
-def _find_in_tar(descriptor: int, name: bytes, room: int) -> bytes | None:
-    with open(descriptor, "rb", closefd=False) as file:
-        archive = TarReader(decompress(file), room)
-        for member in archive:
-            found = member.kind == REGULAR and member.name.removeprefix(b"./") == name
-            if found and member.size <= ignore.MAX_FILE_BYTES:
-                return b"".join(iter(lambda: archive.read(ignore.MAX_FILE_BYTES), b""))
-    return None

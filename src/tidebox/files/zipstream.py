@@ -62,7 +62,9 @@ class ZipReader:
             free = begin + place.compressed
             self._data = _Data(self._file, begin, place)
             yield place.member
-            self._data.finish()
+            # One that nobody read is left out, whatever is in it: to unpack it would only take time.
+            if self._data.begun:
+                self._data.finish()
 
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes of the current member, empty at its end."""
@@ -208,8 +210,10 @@ class _Data:
         self._decoder = zlib.decompressobj(-zlib.MAX_WBITS) if place.method == _DEFLATED else None
         self._crc = 0
         self._given = 0
+        self.begun = False
 
     def read(self, size: int) -> bytes:
+        self.begun = True
         while True:
             data = self._some(size)
             if data:

@@ -62,7 +62,7 @@ def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosting]:
             rate_limit="off",
             git_hosts=hosts,
             git_schemes="git,http",
-            git_timeout_sec="3",
+            git_timeout_sec="8",
             workspace_cap_mb="8",
             **NO_CELLS,
         )
@@ -273,14 +273,14 @@ def test_a_redirect_is_not_followed(client: Service, session: str, hosting: Host
 def test_nobody_is_asked_for_a_password(client: Service, session: str, hosting: Hosting) -> None:
     began = time.monotonic()
     error_of(put(client, session, f"{hosting.http_url}/private/project.git"), 502, "fetch_failed")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 8
 
 
 def test_a_server_that_says_nothing(client: Service, session: str, hosting: Hosting) -> None:
     began = time.monotonic()
     error = error_of(put(client, session, f"{hosting.silent_url}/x.git"), 502, "fetch_failed")
-    assert "3 seconds" in error["message"]
-    assert time.monotonic() - began < 10
+    assert "8 seconds" in error["message"]
+    assert time.monotonic() - began < 20
     assert _nothing_left(hosting.server)
 
 
@@ -289,7 +289,7 @@ def test_a_run_that_is_cancelled_while_it_fetches(client: Service, hosting: Host
     client.wait(run, "starting")
     time.sleep(0.2)
     client.post(f"/runs/{run}/cancel")
-    assert client.wait(run, seconds=2)["phase"] == "killed"
+    assert client.wait(run, seconds=6)["phase"] == "killed"
     assert _nothing_left(hosting.server)
 
 
@@ -329,7 +329,7 @@ def test_a_repository_that_grows_without_end(client: Service, session: str, host
     bomb.forge([(b"40000", b"d%d" % number, below) for number in range(10)])
     began = time.monotonic()
     assert put(client, session, f"{hosting.git_url}/bomb.git").status_code in (413, 502)  # too many files, or too slow
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     assert _nothing_left(hosting.server)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -33,6 +34,8 @@ router = APIRouter(tags=["files"])
 
 MAX_JSON_BYTES = 4 << 20
 MAX_LISTED = 10_000
+SILENCE_SECONDS = 30.0
+"""How long nothing of an upload may come before it is given up."""
 _JSON = "application/json"
 _FORM = "multipart/form-data"
 ARCHIVES: dict[str, ArchiveKind] = {
@@ -153,6 +156,7 @@ _BODY: dict[str, Any] = {
     responses={
         200: {"content": {_JSON: {"example": _EXAMPLE}}},
         **errors(403, 404, 409, 413),
+        408: {"model": ErrorEnvelope, "description": "Nothing of the body came for too long."},
         415: {"model": ErrorEnvelope, "description": "A body of a type that is no upload."},
         502: {"model": ErrorEnvelope, "description": "The repository could not be fetched."},
     },
@@ -184,7 +188,7 @@ async def upload_files(
 
     content_type = request.headers.get("content-type", "")
     kind = content_type.partition(";")[0].strip().lower()
-    async with uploads.receiving() as upload:
+    async with uploads.receiving(caller) as upload:
         upload.ignore += ignore
         if kind == _FORM:
             await _receive_form(request, content_type, upload, expand)
@@ -205,23 +209,41 @@ async def upload_files(
         return _shown(session_id, await uploads.put(caller, session_id, upload, label, exists))
 
 
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    """The body as it arrives: a client that is gone without a word must not keep its place."""
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE_SECONDS):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            raise HTTPException(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"nothing of the body came for {SILENCE_SECONDS:g} seconds",
+                headers={"Connection": "close"},
+            ) from None
+        if chunk is None:
+            return
+        yield chunk
+
+
 async def _receive_form(request: Request, content_type: str, upload: Upload, expand: bool) -> None:
     form = FormUpload(content_type, upload, expand=expand)
-    async for chunk in request.stream():
+    async for chunk in _chunks(request):
         await form.feed(chunk)
     await form.finish()
 
 
 async def _receive_archive(request: Request, upload: Upload, kind: ArchiveKind) -> None:
     part = upload.part("archive", kind)
-    async for chunk in request.stream():
+    async for chunk in _chunks(request):
         await part.write(chunk)
     await part.close()
 
 
 async def _receive_json(request: Request) -> FilesRequest:
     body = bytearray()
-    async for chunk in request.stream():
+    async for chunk in _chunks(request):
         body += chunk
         if len(body) > MAX_JSON_BYTES:
             raise PayloadTooLarge(f"a JSON body of more than {MAX_JSON_BYTES} bytes", limit=MAX_JSON_BYTES)

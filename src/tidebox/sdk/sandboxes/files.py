@@ -109,7 +109,7 @@ class AsyncFiles:
         """Watch a directory for what changes in it; with ``recursive``, also in those below it."""
 
         async def attempt(grant: Grant) -> AsyncWatch:
-            return await AsyncWatch.open(self._held, grant, path, recursive, self._http.connect_timeout)
+            return await AsyncWatch.open(self._http, self._held, grant, path, recursive)
 
         return await self._use(attempt)
 

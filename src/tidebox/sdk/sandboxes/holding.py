@@ -63,22 +63,29 @@ class Held:
         self._holders -= 1
         if self._holders:
             return
-        kept, self._kept = self._kept, False
         await self._stop()
-        if kept:
-            return
         try:
-            async with asyncio.timeout(RELEASE_SECONDS):
-                await self.release()
+            async with asyncio.timeout(RELEASE_SECONDS), self._changing:
+                await self._leave()
         except (TideboxError, TimeoutError):
             pass  # nobody can help it; the server removes what nobody uses
 
     async def release(self) -> None:
         """End the sandbox. Whoever still holds it gets another one."""
         async with self._changing:
-            grant, self._grant = self._grant, None
-            if grant is not None:
-                await self._source.release(grant)
+            await self._release()
+
+    async def _leave(self) -> None:
+        if self._holders:
+            return  # somebody came meanwhile
+        kept, self._kept = self._kept, False
+        if not kept:
+            await self._release()
+
+    async def _release(self) -> None:
+        if self._grant is not None:
+            await self._source.release(self._grant)
+            self._grant = None
 
     async def current(self) -> Grant:
         """A grant that is good, as far as that is known."""
@@ -95,11 +102,11 @@ class Held:
                 self._keep_fresh()
             return grant
 
-    async def after(self, grant: Grant) -> Grant:
-        """The grant that comes after this one, as soon as it is there."""
-        while self._grant is None or self._grant is grant:
+    async def after(self, grant: Grant) -> Grant | None:
+        """The grant that comes after this one, as soon as it is there; None if none will come."""
+        while not self._closed and (self._grant is None or self._grant is grant):
             await self._changed.wait()
-        return self._grant
+        return None if self._closed else self._grant
 
     async def _ask(self) -> Grant:
         return self._set(await self._source.ask(self._grant))
@@ -113,6 +120,7 @@ class Held:
     async def close(self) -> None:
         """Let go for all who hold it."""
         self._closed = True
+        self._changed.set()
         if self._holders:
             self._holders = 1
             await self.let_go()

@@ -1,16 +1,18 @@
-"""HTTP requests to servers and to sandboxes, with the errors of Tidebox."""
+"""Connections to servers and to sandboxes: HTTP requests, with the errors of Tidebox, and the sockets that are open."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
+from websockets.asyncio.client import ClientConnection
 
 import tidebox
 from tidebox.errors import InvalidRequest, TideboxError
@@ -32,11 +34,12 @@ _NOT_CONNECTED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout
 
 
 class Http:
-    """Connections, kept for the next request."""
+    """The connections of one client, those for requests kept for the next one."""
 
     def __init__(self, connect_timeout: float) -> None:
         self.connect_timeout = connect_timeout
         self._clients: dict[tuple[str, bool], httpx2.AsyncClient] = {}
+        self._sockets: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
         self._closed = False
 
     async def ask(
@@ -95,8 +98,7 @@ class Http:
             raise InvalidRequest(f"not something that can be asked for: {error}") from None
 
     def _client(self, url: str) -> httpx2.AsyncClient:
-        if self._closed:
-            raise ClientClosed("the client was closed")
+        self.check_open()
         parts = urlsplit(url)
         key = parts.scheme, is_local(parts.hostname or "")
         client = self._clients.get(key)
@@ -104,9 +106,21 @@ class Http:
             client = self._clients[key] = _make_client(*key)
         return client
 
+    def check_open(self) -> None:
+        """Raise if the client was closed."""
+        if self._closed:
+            raise ClientClosed("the client was closed")
+
+    def look_after(self, connection: ClientConnection) -> None:
+        """End this one too, if nobody else has done so."""
+        self._sockets.add(connection)
+
     async def close(self) -> None:
         """End the connections; what is under way on them fails."""
         self._closed = True
+        for connection in list(self._sockets):
+            connection.transport.abort()
+            await connection.wait_closed()
         clients, self._clients = self._clients, {}
         for client in clients.values():
             await client.aclose()

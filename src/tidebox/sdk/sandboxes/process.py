@@ -9,13 +9,14 @@ from typing import Any, Self
 
 from tidebox.sdk.errors import ConnectionLost, ServerProtocolError
 from tidebox.sdk.sandboxes import frames
+from tidebox.sdk.sandboxes.http import Http
 from tidebox.sdk.sandboxes.results import Chunk, Ending, Exit, plain
 from tidebox.sdk.sandboxes.sockets import Socket
 
 
-async def introduce(url: str, token: str, connect_timeout: float) -> frames.AuthOk:
+async def introduce(http: Http, url: str, token: str) -> frames.AuthOk:
     """What a token is good for; raises if it is not."""
-    socket = await Socket.open(url, token, connect_timeout)
+    socket = await Socket.open(http, url, token)
     try:
         await socket.send(frames.encode("auth", token=token))
         frame = await _receive(socket)
@@ -53,10 +54,10 @@ class AsyncProcess:
         """Where its output, of both streams together, goes on after what was read; known if it has an id."""
 
     @classmethod
-    async def start(cls, url: str, token: str, connect_timeout: float, request: Mapping[str, Any]) -> Self:
+    async def start(cls, http: Http, url: str, token: str, request: Mapping[str, Any]) -> Self:
         """Start a program, or attach to one, as the ``start`` frame says."""
         message = frames.encode("start", **request)
-        process = cls(await Socket.open(url, token, connect_timeout))
+        process = cls(await Socket.open(http, url, token))
         try:
             await process._socket.send(message)
             frame = await _receive(process._socket)

@@ -86,9 +86,11 @@ class AsyncSandbox:
         if self._closed:
             return
         self._closed = True
-        await self._held.let_go()
         if self._owns_http:
+            await self._held.close()
             await self._http.close()
+        else:
+            await self._held.let_go()
 
     async def release(self) -> None:
         """End it now, with all that is in it, whoever else holds it."""
@@ -122,37 +124,37 @@ class AsyncSandbox:
 
     async def _start(self, url_of: Callable[[Grant], str], request: Mapping[str, Any]) -> AsyncProcess:
         async def attempt(grant: Grant) -> AsyncProcess:
-            return await AsyncProcess.start(url_of(grant), grant.token, self._http.connect_timeout, request)
+            return await AsyncProcess.start(self._http, url_of(grant), grant.token, request)
 
         return await self._use(attempt)
 
     async def _knock(self, grant: Grant) -> None:
         """See whether a token is good, and for which sandbox."""
-        known = await introduce(grant.exec_url, grant.token, self._http.connect_timeout)
+        known = await introduce(self._http, grant.exec_url, grant.token)
         if known.sandbox_id != grant.sandbox_id:
             raise InvalidRequest("configurable.sandbox: the token is for another sandbox", field="sandbox")
 
     async def _use(self, attempt: Callable[[Grant], Awaitable[Answer]]) -> Answer:
         """Do something with a token that is good; if it turns out not to be, once more with another one."""
-        grant = await self._noticed(self._held.current())
+        self._check_open()
+        grant = self._noticed(await self._held.current())
         try:
             return await attempt(grant)
         except Unauthorized:
-            grant = await self._noticed(self._held.renewed(grant))
-        return await attempt(grant)
+            fresh = await self._held.renewed(grant)
+        return await attempt(self._noticed(fresh))
 
-    async def _noticed(self, coming: Awaitable[Grant]) -> Grant:
+    def _noticed(self, grant: Grant) -> Grant:
         """A grant, unless it is for another sandbox: whoever relies on what was in the last one has to know."""
-        self._check_open()
-        last, self._grant = self._grant, await coming
-        if self._grant.sandbox_id != last.sandbox_id:
+        last, self._grant = self._grant, grant
+        if grant.sandbox_id != last.sandbox_id:
             self.recreated = True
             raise SandboxRecreated(
-                f"the sandbox {last.sandbox_id} is lost with all that was in it; now there is {self._grant.sandbox_id}",
-                sandbox_id=self._grant.sandbox_id,
+                f"the sandbox {last.sandbox_id} is lost with all that was in it; now there is {grant.sandbox_id}",
+                sandbox_id=grant.sandbox_id,
                 lost_sandbox_id=last.sandbox_id,
             )
-        return self._grant
+        return grant
 
     def _check_open(self) -> None:
         if self._closed:

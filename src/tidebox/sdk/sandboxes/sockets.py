@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from tidebox.errors import TideboxError
 from tidebox.sdk.errors import ClientClosed
 from tidebox.sdk.sandboxes.failures import Told, from_answer, from_told
-from tidebox.sdk.sandboxes.http import KEEP_ALIVE, USER_AGENT
+from tidebox.sdk.sandboxes.http import KEEP_ALIVE, USER_AGENT, Http
 from tidebox.sdk.target import Target, is_local
 from tidebox.sdk.transport import OPENING_ERRORS, closing_error, opening_error
 
@@ -31,8 +31,9 @@ class Socket:
         self._closed = False
 
     @classmethod
-    async def open(cls, url: str, token: str, connect_timeout: float) -> Self:
+    async def open(cls, http: Http, url: str, token: str) -> Self:
         """Connect with a token; raises if it is not good."""
+        http.check_open()
         target = Target(url, token, is_local(urlsplit(url).hostname or ""))
         try:
             connection = await connect(
@@ -41,7 +42,7 @@ class Socket:
                 user_agent_header=USER_AGENT,
                 compression=None,
                 proxy=None if target.local else True,
-                open_timeout=connect_timeout,
+                open_timeout=http.connect_timeout,
                 # Answers to pings are not seen while frames wait to be read; the kernel looks after the connection.
                 ping_interval=None,
                 close_timeout=_CLOSE_SECONDS,
@@ -53,6 +54,7 @@ class Socket:
             raise from_answer(response.status_code, response.headers, bytes(response.body or b"")) from error
         except OPENING_ERRORS as error:
             raise opening_error(target, error) from error
+        http.look_after(connection)
         sock = connection.transport.get_extra_info("socket")
         for option in KEEP_ALIVE:
             sock.setsockopt(*option)

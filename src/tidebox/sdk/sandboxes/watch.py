@@ -15,6 +15,7 @@ from tidebox.sdk.sandboxes import frames
 from tidebox.sdk.sandboxes.failures import Told
 from tidebox.sdk.sandboxes.grants import Grant
 from tidebox.sdk.sandboxes.holding import Held
+from tidebox.sdk.sandboxes.http import Http
 from tidebox.sdk.sandboxes.sockets import Socket
 
 ChangeKind = Literal["created", "modified", "removed", "moved", "overflow"]
@@ -52,10 +53,10 @@ class AsyncWatch:
         self._showing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, held: Held, grant: Grant, path: str, recursive: bool, connect_timeout: float) -> Self:
+    async def open(cls, http: Http, held: Held, grant: Grant, path: str, recursive: bool) -> Self:
         """Begin to watch; what happens from now on is told."""
         query = urlencode({"path": path, "recursive": "true" if recursive else "false"})
-        watch = cls(await Socket.open(f"{grant.watch_url}?{query}", grant.token, connect_timeout))
+        watch = cls(await Socket.open(http, f"{grant.watch_url}?{query}", grant.token))
         try:
             frame = await watch._receive()
             if frame is None or frame.type != "ready":
@@ -96,7 +97,7 @@ class AsyncWatch:
         await self.close()
 
     async def _show_tokens(self, held: Held, grant: Grant) -> None:
-        while (fresh := await held.after(grant)).sandbox_id == grant.sandbox_id:
+        while (fresh := await held.after(grant)) is not None and fresh.sandbox_id == grant.sandbox_id:
             grant = fresh
             await self._socket.send(frames.encode("auth", token=grant.token))
 

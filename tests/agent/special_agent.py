@@ -9,7 +9,8 @@ import ctypes
 import os
 import sys
 
-from tidebox.agent.main import Setup, serve
+from tidebox.agent.main import serve
+from tidebox.agent.setup import Setup
 
 PR_SET_DUMPABLE = 4
 

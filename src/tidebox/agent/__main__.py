@@ -6,7 +6,8 @@ import _socket
 import os
 import sys
 
-from tidebox.agent.main import Setup, serve
+from tidebox.agent.main import serve
+from tidebox.agent.setup import Setup
 from tidebox.wire.generations import GENERATION
 
 _USAGE = "usage: python -m tidebox.agent (--socket PATH | --fd N) [--generation N] [--no-bootstrap]"

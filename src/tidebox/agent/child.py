@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, Callable, NoReturn
 
-    from tidebox.agent.main import Setup
+    from tidebox.agent.setup import Setup
     from tidebox.agent.users import User
 
 # Linux' numbers, the same on every architecture we run on; the resource module lacks one of them.

@@ -25,29 +25,10 @@ from tidebox.wire.generations import FLOW_CONTROL_GENERATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, NoReturn, Protocol
+    from typing import Any, Callable
 
-    from tidebox.agent.single import Single
+    from tidebox.agent.setup import Setup
     from tidebox.wire.fields import Message
-
-    class Leaves(Protocol):
-        """A cgroup leaf per exec, known by a number."""
-
-        def make(self) -> int:
-            """A new leaf."""
-
-        def attach(self, leaf: int, /) -> None:
-            """Move the calling process into it."""
-
-        def kill(self, leaf: int, /) -> None:
-            """SIGKILL to everything in it."""
-
-        def usage(self, leaf: int, /) -> dict[str, int]:
-            """What it has used."""
-
-        def remove(self, leaf: int, /) -> None:
-            """Remove it as soon as it is empty."""
-
 
 # How long the host may take for each step of the boot sequence.
 BOOT_SECONDS = 60
@@ -66,48 +47,6 @@ _MICROVM_ONLY = (
     "network",
     "handoff_init",
 )
-
-
-class Setup:
-    """Everything the agent gets from whoever started it."""
-
-    __slots__ = (
-        "sock",
-        "generation",
-        "user",
-        "default_user_name",
-        "confine",
-        "builtins",
-        "leaves",
-        "oom_score_fd",
-        "bootstrap",
-        "environment",
-    )
-
-    def __init__(
-        self,
-        *,
-        sock: int,
-        generation: int,
-        user: tuple[int, int],
-        default_user_name: str,
-        confine: Callable[[], None],
-        builtins: dict[str, Callable[[list[str]], NoReturn]],
-        leaves: Leaves | None = None,
-        oom_score_fd: int | None = None,
-        bootstrap: bool | messages.Bootstrap = True,
-    ) -> None:
-        self.sock = sock
-        self.generation = generation
-        self.user = user
-        self.default_user_name = default_user_name
-        self.confine = confine
-        self.builtins = builtins
-        self.leaves = leaves
-        self.oom_score_fd = oom_score_fd
-        self.bootstrap = bootstrap
-        # The agent's own, which a child that stays a Python need not be given anew.
-        self.environment = dict(os.environb)
 
 
 def serve(setup: Setup) -> int:
@@ -175,19 +114,12 @@ class Agent:
             self._processes.configure(setup.bootstrap)
             self._greeting = self._connection.encode(self._ready_message(), 0)
 
-    def serve(self, single: Single | None = None) -> int:
-        """Take over the descriptors of ``setup`` and serve; the exit code for pid 1.
-
-        The ``single`` program that a box was made for comes first: often nothing else ever does.
-        """
+    def serve(self) -> int:
+        """Take over the descriptors of ``setup`` and serve; the exit code for pid 1."""
         os.umask(0o022)
         # Python's own handler would turn a signal from inside the box into an exception in its init.
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-        if single is not None:
-            single.attend()
         self._open()
-        if single is not None:
-            self._processes.adopt(single)
         try:
             self.run()
         except HostGone:

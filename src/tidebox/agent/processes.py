@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from tidebox.agent.flow import InputBrake
     from tidebox.agent.host import Host
     from tidebox.agent.loop import Loop
-    from tidebox.agent.main import Setup
-    from tidebox.agent.single import Single
+    from tidebox.agent.setup import Setup
     from tidebox.wire.messages import Bootstrap, ExecRequest, Rlimit
 
 DEFAULT_ENVIRONMENT = {
@@ -62,7 +61,6 @@ class Processes:
         self._environment = dict(DEFAULT_ENVIRONMENT)
         self._rlimits: Sequence[Rlimit] = ()
         self._cwd: str | None = None
-        self._single: Single | None = None
         self._signals = sorted({*child.changed_signals(), _signal.SIGCHLD, _signal.SIGINT})
 
     def open(self) -> None:
@@ -70,13 +68,6 @@ class Processes:
         # Whatever hid the agent's modules from the programs it forks: wait4 looks for this one, in vain and each time.
         sys.modules.setdefault("resource", resource)
         self._watch_children()
-
-    def adopt(self, single: Single) -> None:
-        """Look after the program that the box was made for."""
-        if not single.over:
-            self._single = single
-            # It may have ended before anybody watched.
-            self._loop.soon(self.collect)
 
     def configure(self, bootstrap: Bootstrap) -> None:
         """Take the defaults of the bootstrap; UnknownUser for a user the box does not have."""
@@ -92,12 +83,12 @@ class Processes:
 
     def knows(self, id: int) -> bool:
         """Whether an exec of that id is under way."""
-        return id in self._by_id or (self._single is not None and self._single.id == id)
+        return id in self._by_id
 
     @property
     def idle(self) -> bool:
         """No program is under way."""
-        return not self._by_pid and self._single is None
+        return not self._by_pid
 
     def start(self, id: int, request: ExecRequest, generation: int) -> None:
         """Start a program; ``generation`` is the one its client speaks."""
@@ -126,9 +117,6 @@ class Processes:
 
     def signal(self, id: int, number: int) -> None:
         """Signal an exec."""
-        if self._single is not None and self._single.id == id and 0 < number < _signal.NSIG:
-            self._single.signal(number)
-            return
         execution = self._by_id.get(id)
         if execution is None or not 0 < number < _signal.NSIG:
             return
@@ -152,8 +140,6 @@ class Processes:
         """Signal every exec."""
         for execution in list(self._by_pid.values()):
             self._kill(execution, number)
-        if self._single is not None:
-            self._single.signal(number)
 
     def kill_all(self) -> None:
         """SIGKILL to everything the agent may kill, background processes included."""
@@ -326,9 +312,6 @@ class Processes:
                 return
             if not pid:
                 return
-            if self._single is not None and pid == self._single.pid:
-                self._single.report(status, usage)
-                self._single = None
             execution = self._by_pid.get(pid)
             if execution is None:
                 continue

@@ -1,9 +1,9 @@
 """A box made for one program: init waits for it, starts it, sleeps until it ends and tells how.
 
-Most boxes never see anything else, and so nothing else is brought to life in them: no loop, no protocol, no buffers.
-The streams of the program are the host's own; orders and reports pass a socket that no program ever holds. An order is
-a map, unpacked by the interpreter itself: it comes from the host, which may order anything. A report is a few numbers.
-When the host speaks the agent protocol after all, the agent takes over what runs.
+Most boxes never see anything else, and so there is nothing else in them: no agent, no protocol, no buffers. The streams
+of the program are the host's own; orders and reports pass a socket that no program ever holds. The first order is the
+program, later ones are signals for it; each is a map, unpacked by the interpreter itself: it comes from the host, which
+may order anything. A report is a few numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import marshal
 import os
 import resource
 import select
-import sys
 from struct import Struct
 
 from tidebox.agent import child
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Callable
 
-    from tidebox.agent.main import Setup
+    from tidebox.agent.setup import Setup
 
 # Of a report: the step that failed (none: the program ended), errno or wait status, cpu time, memory.
 _REPORT = Struct("=Biqq")
@@ -39,8 +38,7 @@ _STEPS = (
     child.STEP_CONFINE,
     child.STEP_EXEC,
 )
-# One for all boxes, of which each touches what it needs.
-_buffer = bytearray(128 * 1024)
+_LARGEST_ORDER = 128 * 1024
 
 
 class Defaults:
@@ -62,16 +60,12 @@ class Single:
     _oom_score: int
     _ids: tuple[int, int]
 
-    def __init__(
-        self, setup: Setup, defaults: Defaults, signals: Sequence[int], load_filter: Callable[[], None]
-    ) -> None:
-        self.pid = 0
-        self.id = 0
-        self.over = True
+    def __init__(self, setup: Setup, defaults: Defaults, load_filter: Callable[[], None]) -> None:
         self._setup = setup
         self._defaults = defaults
-        self._signals = signals
+        self._signals = sorted({*child.changed_signals(), _signal.SIGCHLD})
         self._load_filter = load_filter
+        self._pid = 0
         self._failed = -1
 
     def equip(self, control: int, stdio: Sequence[int], oom_score: int) -> None:
@@ -81,45 +75,48 @@ class Single:
         self._oom_score = oom_score
         self._ids = (os.getuid(), os.getgid())
 
-    def attend(self) -> None:
-        """Start the program that is ordered and report its end; returns when the host speaks to the agent."""
-        size = self._await_order()
-        if size:
-            self._start(marshal.loads(memoryview(_buffer)[:size]))
-        for fd in self._stdio:
-            os.close(fd)
-        if not size:
-            return
-        # Something hid the agent's modules from the program; wait4 would look for this one on the disk each time.
-        sys.modules["resource"] = resource
-        sock = self._setup.sock
-        if not self.over:
-            # Not only by its signal: one that comes just before this process goes to sleep would wake nobody.
-            ended = os.pidfd_open(self.pid)
+    def serve(self) -> int:
+        """Start the program that is ordered, report its end and obey until the host is gone; the exit code of pid 1."""
+        os.umask(0o022)
+        # Python's own handler would turn a signal from inside the box into an exception in its init.
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        order = self._control.recv(_LARGEST_ORDER)
+        if order:
+            # Before there is a child: its end must find somebody who watches, and what is done before the fork is not
+            # paid for in copied pages after it.
             wake, wake_write = os.pipe()
             os.set_blocking(wake_write, False)
             # The handler does nothing: a flood of signals would call it within itself.
-            _signal.signal(_signal.SIGCHLD, lambda _number, _frame: None)
+            _signal.signal(_signal.SIGCHLD, _ignore)
             _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-            while not self.over:
-                ready = _wait_for(sock, ended, wake)
-                if wake in ready:
-                    os.read(wake, 4096)
-                self.reap()
-                if sock in ready:
-                    break
-            _signal.set_wakeup_fd(-1)
-            for fd in (ended, wake, wake_write):
+            poll = select.poll()
+            poll.register(wake, select.POLLIN)
+            poll.register(self._control.fileno(), select.POLLIN)
+            self._start(marshal.loads(order))
+            for fd in self._stdio:
                 os.close(fd)
-        _wait_for(sock)
+            self._attend(poll, wake)
+        return 0
 
-    def _await_order(self) -> int:
-        """The size of the order in the buffer; 0 when the host speaks to the agent, or not at all any more."""
-        try:
-            return self._control.recv_into(_buffer, 0, _socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            control = self._control.fileno()
-            return self._control.recv_into(_buffer) if control in _wait_for(self._setup.sock, control) else 0
+    def _attend(self, poll: select.poll, wake: int) -> None:
+        while True:
+            for fd, _ in poll.poll():
+                if fd == wake:
+                    os.read(wake, 4096)
+                    self._reap()
+                elif not self._obey():
+                    return
+
+    def _obey(self) -> bool:
+        """Whether there still is a host to obey."""
+        order = self._control.recv(_LARGEST_ORDER)
+        if order and self._pid:
+            number = marshal.loads(order)["signal"]
+            try:
+                os.killpg(self._pid, number)
+            except ProcessLookupError:
+                os.kill(self._pid, number)  # it does not lead its group yet
+        return bool(order)
 
     def _start(self, order: dict[str, Any]) -> None:
         defaults = self._defaults
@@ -129,14 +126,12 @@ class Single:
         env = {**defaults.env, **order["env"]} if order["env"] else defaults.env
         start = child.Start(order["argv"], env, order["cwd"], defaults.user, rlimits, False)
         start.stdio = (self._stdio[0], self._stdio[1], self._stdio[2])
-        self.id = order["id"]
-        self.over = False
         if child.find_builtin(start.argv[0], self._setup.builtins) is None:
             self._spawn(start)
             return
         self._failed, status = os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
+        self._pid = os.fork()
+        if not self._pid:
             child.become(start, self._setup, status, self._signals)
         os.close(status)
 
@@ -157,12 +152,10 @@ class Single:
             step = child.STEP_USER
             self._be(start.user.uid, start.user.gid)
             step = child.STEP_EXEC
-            self.pid = self._search(start)
+            self._pid = self._search(start)
         except OSError as error:
-            self.over = True
             self._tell(step, error.errno or errno.EIO)
         except ValueError:
-            self.over = True
             self._tell(step, errno.EINVAL)
         finally:
             self._be(*self._ids)
@@ -186,34 +179,28 @@ class Single:
 
         return child.search(start.argv[0], start.env, spawn)
 
-    def signal(self, number: int) -> None:
-        """Signal the program's process group."""
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:
-            os.kill(self.pid, number)  # it does not lead its group yet
-
-    def reap(self) -> None:
+    def _reap(self) -> None:
         """Take whoever is dead."""
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if not pid:
                 return
-            if pid == self.pid:
-                self.report(status, usage)
+            if pid == self._pid:
+                self._pid = 0
+                self._report(status)
 
-    def report(self, status: int, usage: Any) -> None:
+    def _report(self, status: int) -> None:
         """Tell how the program ended, or that it never began."""
-        self.over = True
         # The program closed its end, or its dying did: this does not wait.
         failure = os.read(self._failed, 4096) if self._failed >= 0 else b""
         if failure:
             number, step = child.parse_failure(failure)
             self._tell(step, number)
         else:
+            usage = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu_us = int((usage.ru_utime + usage.ru_stime) * 1_000_000)
             self._tell("", status, cpu_us, usage.ru_maxrss * 1024)
 
@@ -224,9 +211,5 @@ class Single:
             pass  # the host is gone, and this box is next
 
 
-def _wait_for(*descriptors: int) -> list[int]:
-    """Those of the descriptors that have something to read, as soon as one has."""
-    poll = select.poll()
-    for fd in descriptors:
-        poll.register(fd, select.POLLIN)
-    return [fd for fd, _ in poll.poll()]
+def _ignore(_number: int, _frame: Any) -> None:
+    pass

@@ -71,6 +71,10 @@ class Report:
         return tuple(finding for finding in self.findings if not finding.enforced)
 
 
+# What the command of such a box may take, however its characters are written.
+_SINGLE_BYTES = 60_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxSpec:
     """What kind of box to open."""
@@ -79,6 +83,8 @@ class BoxSpec:
     limits: Limits = field(default_factory=Limits)
     executable: bool = True
     """Whether files in /workspace and /tmp may be executed."""
+    single: bool = False
+    """For one ``Command.single`` and nothing else: the box has no agent, and so no files, terminals or second exec."""
     shared: bool = False
     """Long-lived, with several execs at once: each gets a cgroup leaf of its own. ``limits.memory`` is beside what the
     box's file systems take."""
@@ -86,6 +92,8 @@ class BoxSpec:
     """Where given, external clients reach the box's agent at ``<data-dir>/run/agents/<sandbox_id>.sock``."""
 
     def __post_init__(self) -> None:
+        if self.single and (self.shared or self.sandbox_id is not None):
+            raise ValueError("a box for a single program is nobody else's")
         if self.sandbox_id is not None and not re.fullmatch(r"sb-[a-z0-9]{1,40}", self.sandbox_id):
             raise InvalidRequest(f"not a sandbox id: {self.sandbox_id!r}", field="sandbox_id")
 
@@ -100,6 +108,12 @@ class Command:
     tty: tuple[int, int] | None = None
     """Rows and columns of a terminal, None for pipes."""
     cpu_seconds: int | None = None
+
+    @property
+    def single(self) -> bool:
+        """Whether a box for a single program can run it: without a terminal, and in one message."""
+        texts = (*self.argv, *self.env, *self.env.values())
+        return self.tty is None and sum(8 + 4 * len(text) for text in texts) < _SINGLE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +296,10 @@ class Box(abc.ABC):
     @abc.abstractmethod
     async def place(self, source: Path) -> Tally:
         """Copy a directory of ours into the workspace of a box in which no program was started yet."""
+
+    @abc.abstractmethod
+    async def put(self, files: Mapping[str, bytes]) -> None:
+        """Write files, by their paths in the workspace, while no program was started yet."""
 
     @abc.abstractmethod
     async def capture(self, rule: CaptureRule) -> Captured:

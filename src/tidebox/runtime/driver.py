@@ -8,14 +8,14 @@ import errno
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from tidebox.errors import BoxGone, ExecFailed
 from tidebox.model.events import Exited, Output
 from tidebox.model.launch import encode_program
 from tidebox.model.result import Outcome, Usage, conclude
-from tidebox.runtime.base import Box, Command, Ending, Exec, Order, Runner, Runtime, Sink
+from tidebox.runtime.base import WORKSPACE, Box, Command, Ending, Exec, Order, Runner, Runtime, Sink
 from tidebox.runtime.pool import CellKey, Pool
 
 # Behind the host's own clock, for the case that the host cannot keep it.
@@ -45,17 +45,17 @@ class Driver(Runner):
         limits = order.spec.limits
         cpu_seconds = int(limits.timeout) + 1 + CPU_GRACE_SECONDS
         if order.launch.cold:
-            box = await self._runtime.open(order.spec)
+            program = order.launch.program
+            command = Command(
+                argv=order.launch.command,
+                env=dict(program.env),
+                cwd=program.cwd,
+                tty=order.tty,
+                cpu_seconds=cpu_seconds,
+            )
+            box = await self._runtime.open(replace(order.spec, single=command.single))
             try:
                 await _fill(box, order)
-                program = order.launch.program
-                command = Command(
-                    argv=order.launch.command,
-                    env=dict(program.env),
-                    cwd=program.cwd,
-                    tty=order.tty,
-                    cpu_seconds=cpu_seconds,
-                )
                 return box, await box.exec(command)
             except BaseException:
                 await box.close()
@@ -67,6 +67,7 @@ class Driver(Runner):
             plain = None
             if program.mode == "exec" and not program.source:
                 plain = Command(argv=program.arguments, env=dict(program.env), cwd=program.cwd, cpu_seconds=cpu_seconds)
+                plain = plain if plain.single else None
             return await self._pool.take(key, limits, block, plain)
         box, parked = await self._pool.take(key, limits)
         try:
@@ -99,17 +100,8 @@ def _complete(usage: Usage, exited: Exited | None) -> Usage:
 async def _fill(box: Box, order: Order) -> None:
     if order.prepare is not None:
         await order.prepare(box)
-    await _place_files(box, order.files)
-
-
-async def _place_files(box: Box, files: Mapping[str, bytes]) -> None:
-    made: set[str] = set()
-    for path, content in files.items():
-        parent = path.rpartition("/")[0]
-        if parent and parent not in made:
-            await box.files.mkdir(parent)
-            made.add(parent)
-        await box.files.write(path, content)
+    if order.files:
+        await box.put({path.removeprefix(WORKSPACE + "/"): content for path, content in order.files.items()})
 
 
 class _Watch:

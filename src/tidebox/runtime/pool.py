@@ -75,7 +75,7 @@ class CellKey:
         fixed = replace(
             limits, workspace=self.workspace, inodes=self.inodes, open_files=self.open_files, file_size=self.file_size
         )
-        return BoxSpec(image=self.image, limits=fixed, executable=self.executable)
+        return BoxSpec(image=self.image, limits=fixed, executable=self.executable, single=True)
 
 
 @dataclass(slots=True)

@@ -5,21 +5,34 @@ from __future__ import annotations
 import os
 
 from tidebox.agent import child
-from tidebox.agent.main import Agent, Setup
+from tidebox.agent.setup import Setup
 from tidebox.agent.single import Defaults, Single
 from tidebox.agent.users import User
 from tidebox.spawner import channel, confine, steps, warm
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.leaves import Leaves
-from tidebox.wire.messages import Bootstrap, EnvVar, Rlimit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from typing import Any, NoReturn
+    from typing import Any, Callable, NoReturn
+
+    from tidebox.agent.main import Agent
 
 USER_UID = 1000
 _READ_ONLY_PROC = steps.prepare([["read_only", "/proc"]])
+
+
+# Makes the agent of boxes that have one; templates of others do without the memory it takes.
+_make_agent: Callable[[Setup, dict[str, Any]], Agent] | None = None
+
+
+def load_agent() -> None:
+    """Let boxes of this process have an agent; later, on the root of an image, nothing can be imported any more."""
+    global _make_agent
+    from tidebox.spawner import agents
+
+    _make_agent = agents.make_agent
 
 
 class Shape:
@@ -29,36 +42,29 @@ class Shape:
         # In two parts: what can be done while the template maps the ids, and what needs them.
         self.before = steps.prepare(message["before"])
         self.after = steps.prepare(message["after"])
-        bootstrap = Bootstrap(
-            rlimits=[Rlimit(resource=name, soft=value, hard=value) for name, value in message["rlimits"]],
-            default_cwd=message["cwd"],
-            default_env=[EnvVar(key=name, value=value) for name, value in message["env"]],
-        )
-        # Made here, once: a box inherits it and only adds its descriptors.
-        self.agent = Agent(
-            Setup(
-                sock=-1,
-                generation=message["generation"],
-                user=(USER_UID, USER_UID),
-                default_user_name="user",
-                confine=confine.confine_program,
-                builtins={"python": warm.park},
-                bootstrap=bootstrap,
-            )
+        self.setup = Setup(
+            sock=-1,
+            generation=message["generation"],
+            user=(USER_UID, USER_UID),
+            default_user_name="user",
+            confine=confine.confine_program,
+            builtins={"python": warm.park},
         )
         defaults = Defaults(
             {name.encode(): value.encode() for name, value in message["env"]},
             [child.rlimit(name, value, value) for name, value in message["rlimits"]],
             User(USER_UID, USER_UID, None),
         )
-        self.single = Single(self.agent.setup, defaults, child.changed_signals(), confine.load_filter)
+        # Made here, once: a box inherits it and only adds its descriptors.
+        self.agent = None if _make_agent is None else _make_agent(self.setup, message)
+        self.single = Single(self.setup, defaults, confine.load_filter)
 
 
 class BoxOrder:
     """What the spawner asks a template for.
 
-    Descriptors: the agent's socket; for a single-use box its control socket and the standard streams of its program;
-    then the cgroup's.
+    Descriptors: the agent's socket, or the control socket and the standard streams of a single program; then the
+    cgroup's.
     """
 
     def __init__(self, message: dict[str, Any], descriptors: list[int], shape: Shape) -> None:
@@ -67,19 +73,13 @@ class BoxOrder:
         self.shape = shape
         self.cgroup_version: int = message["cgroup"]
         self.leaf_count: int = message["leaves"]
-        self.single: bool = message["single"]
         self.descriptors = descriptors
-        self._fixed = 5 if self.single else 1
+        self._fixed = 4 if shape.agent is None else 1
 
     @property
-    def socket(self) -> int:
-        """The agent's end of its connection to the server."""
-        return self.descriptors[0]
-
-    @property
-    def of_single(self) -> list[int]:
-        """What a single-use box needs for its program."""
-        return self.descriptors[1 : self._fixed]
+    def ends(self) -> list[int]:
+        """What connects init, and its program, with the server."""
+        return self.descriptors[: self._fixed]
 
     @property
     def attach(self) -> list[int]:
@@ -104,7 +104,7 @@ def run_box(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
     status = 1
     try:
         if _set_up(sock, order, gate, two_ids):
-            status = order.shape.agent.serve(order.shape.single if order.single else None)
+            status = (order.shape.agent or order.shape.single).serve()
     except steps.StepFailed as error:
         text = os.strerror(error.errno)
         channel.send(sock, {"box": order.box, "failed": error.step, "errno": error.errno, "text": text})
@@ -143,21 +143,22 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
         writable_proc = sys_.open_tree("/proc")
     except OSError as error:
         raise steps.StepFailed("keep a writable /proc", error) from error
-    own_score = _open_own_score(writable_proc) if order.single else -1
+    own_score = _open_own_score(writable_proc) if order.shape.agent is None else -1
     steps.run(_READ_ONLY_PROC)
     workspace = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     confine.restrict_init(two_ids)
     channel.send(sock, {"box": order.box}, (os.pidfd_open(os.getpid()), workspace))
-    keep = sorted({order.socket, *order.of_single, writable_proc, *order.leaf_directories, own_score} - {-1})
+    keep = sorted({*order.ends, writable_proc, *order.leaf_directories, own_score} - {-1})
     _close_all_but(keep)
     _standard_streams()
-    setup = order.shape.agent.setup
-    setup.sock = order.socket
+    setup = order.shape.setup
     setup.oom_score_fd = writable_proc
     setup.leaves = leaves
-    if order.single:
-        control, *stdio = order.of_single
+    if order.shape.agent is None:
+        control, *stdio = order.ends
         order.shape.single.equip(control, stdio, own_score)
+    else:
+        (setup.sock,) = order.ends
     return True
 
 

@@ -154,7 +154,7 @@ class Spawner:
     def _template(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         name = message["name"]
         if name not in self._templates:
-            made = template.start(message["plan"], self._uid_base)
+            made = template.start(message["plan"], self._uid_base, message["agent"])
             if self._cgroups is not None:
                 self._cgroups.adopt_template(made.pid, self._uid_base)
             self._templates[name] = made
@@ -197,12 +197,11 @@ class Spawner:
             "shape": message["shape"],
             "cgroup": self._cgroups.version if leaf is not None and self._cgroups is not None else 0,
             "leaves": len(delegated),
-            "single": message["single"],
         }
         if self._uid_base is not None:
             # A program that opens /dev/stdout anew is let in by the owner of the pipe.
             user = self._uid_base + template.agent_id(number) + 1
-            for descriptor in descriptors[2:]:
+            for descriptor in descriptors[1:]:
                 os.fchown(descriptor, user, user)
         channel.send_order(self._templates[name].sock, order, (*descriptors, *attach, *delegated))
         for descriptor in delegated:

@@ -15,7 +15,7 @@ import sys
 
 from tidebox.spawner import channel, steps, warm
 from tidebox.spawner import syscalls as sys_
-from tidebox.spawner.box import BoxOrder, Shape, run_box
+from tidebox.spawner.box import BoxOrder, Shape, load_agent, run_box
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,14 +66,17 @@ def _map_ids(pid: int, uid_map: str, gid_map: str, deny_setgroups: bool) -> None
             os.close(fd)
 
 
-def start(plan: list[list[Any]], uid_base: int | None) -> Template:
-    """Fork a template that executes ``plan``; ``uid_base`` is the first uid of its block, None without root."""
+def start(plan: list[list[Any]], uid_base: int | None, agent: bool) -> Template:
+    """Fork a template that executes ``plan``, whose boxes have an ``agent`` or are for single programs.
+
+    ``uid_base`` is the first uid of its block, None without root.
+    """
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     flags = _OUTER if uid_base is not None else _OUTER | sys_.CLONE_NEWUSER
     pid, pidfd = sys_.clone(flags)
     if pid == 0:
         ours.close()
-        _main(theirs, plan, uid_base)
+        _main(theirs, plan, uid_base, agent)
     theirs.close()
     template = Template(pid, pidfd, ours)
     try:
@@ -106,9 +109,11 @@ def _introduce(template: Template, uid_base: int | None) -> None:
         channel.send_order(template.sock, {})
 
 
-def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) -> NoReturn:
+def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None, agent: bool) -> NoReturn:
     status = 1
     try:
+        if agent:
+            load_agent()
         _build(sock, plan, uid_base)
         channel.send(sock, {"ready": True})
         _serve(sock, uid_base is not None)

@@ -7,10 +7,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tidebox.errors import BoxGone
+from tidebox.errors import BoxGone, ExecFailed
 from tidebox.files.trees import Tally, TreeLimits
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.result import Usage
@@ -36,20 +36,20 @@ class NativeBox(Box):
         id: str,
         image_digest: str,
         spawner: Spawner,
-        link: Link,
+        link: Link | None,
         single: PipedExec | None,
         pidfd: int,
         workspace: int,
         meter: Meter,
         limits: Limits,
+        shared: bool,
     ) -> None:
         self.id = id
         self.image_digest = image_digest
         self._spawner = spawner
         self._link = link
-        # What a single-use box can start without speaking to its agent, as long as nobody has spoken to that.
         self._single = single
-        self._spoken = False
+        self._shared = shared
         self._pidfd = pidfd
         self._workspace = workspace
         self._watches = Watches(workspace)
@@ -71,7 +71,8 @@ class NativeBox(Box):
     @property
     def link(self) -> Link:
         """The connection to the box's agent."""
-        self._spoken = True
+        if self._link is None:
+            raise ExecFailed("this box is for one program, without an agent", kind="single")
         return self._link
 
     @property
@@ -97,16 +98,16 @@ class NativeBox(Box):
     async def exec(self, command: Command) -> Exec:
         if self._stopped:
             raise BoxGone("the box was stopped")
-        single = self._single
-        if single is not None and not (self._spoken or single.started) and single.start(command):
-            return single
+        if self._single is not None:
+            self._single.start(command)
+            return self._single
         return self.link.open_exec(exec_request(command))
 
     async def adjust(self, limits: Limits) -> None:
         self._meter.reset()
         self._started = time.monotonic()
-        wanted = cgroup_limits(limits, shared=self._single is None)
-        if wanted != cgroup_limits(self._limits, shared=self._single is None):
+        wanted = cgroup_limits(limits, shared=self._shared)
+        if wanted != cgroup_limits(self._limits, shared=self._shared):
             await self._spawner.request("limit", box=self.id, limits=wanted)
         self._limits = limits
 
@@ -148,6 +149,9 @@ class NativeBox(Box):
         limits = TreeLimits(max_bytes=self._limits.workspace, max_entries=self._limits.inodes)
         return await asyncio.to_thread(workspaces.place, source, self._workspace, limits)
 
+    async def put(self, files: Mapping[str, bytes]) -> None:
+        await asyncio.to_thread(workspaces.put, files, self._workspace, self._limits.workspace)
+
     async def capture(self, rule: CaptureRule) -> Captured:
         await self.stop()
         return await asyncio.to_thread(capture, self._workspace, rule)
@@ -170,7 +174,8 @@ class NativeBox(Box):
             await self._kill()
         if self.relay is not None:
             await self.relay.close()
-        await self._link.close()
+        if self._link is not None:
+            await self._link.close()
         if self._single is not None:
             self._single.close()
         await self._watches.close()

@@ -1,4 +1,4 @@
-"""The program a single-use box was made for: its bytes come straight from it, only its end from the agent.
+"""The program a single-use box was made for: its bytes come straight from it, only its end from init.
 
 One hop less in either direction is what makes a parked cell fast. The pipes are this process's own, the program holds
 their other ends and nothing else: what it does to them is done to itself.
@@ -14,18 +14,14 @@ import os
 import socket
 import termios
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tidebox import errors
 from tidebox.model.events import Event, Exited, Output, Started, StdinRefused, StreamName
 from tidebox.runtime.base import Command, Exec
 from tidebox.runtime.native.spawner import ORDER_FORMAT
-from tidebox.wire.messages import ExecSignal
-
-if TYPE_CHECKING:
-    from tidebox.runtime.link import Link
 
 # The first child of a pid namespace's init.
 FIRST_PID = 2
@@ -76,41 +72,29 @@ class Report(NamedTuple):
 
 
 class Ends:
-    """What connects this process with init and program of a box: our ends, and ``theirs`` as the box takes them.
+    """What connects this process with a box: our ends, and ``theirs`` as the box takes them.
 
-    All or none: a process without a free descriptor opens no box and loses nothing. A box that is not for a ``single``
-    program has nothing but the agent's socket.
+    That is a socket to the agent; for a ``single`` program a socket to init, and the program's standard streams. All or
+    none: a process without a free descriptor opens no box and loses nothing.
     """
 
     def __init__(self, single: bool) -> None:
         opened: list[tuple[int, int]] = []
         try:
-            opened.append(_sockets(socket.SOCK_STREAM))
+            opened.append(_sockets(socket.SOCK_SEQPACKET if single else socket.SOCK_STREAM))
             if single:
-                opened.append(_sockets(socket.SOCK_SEQPACKET))
                 stdin_theirs, stdin = os.pipe()
                 opened.append((stdin, stdin_theirs))
-                for _ in ("stdout", "stderr"):
-                    opened.append(os.pipe())
+                opened.append(os.pipe())
+                opened.append(os.pipe())
         except OSError as error:
             for fd in (fd for pair in opened for fd in pair):
                 os.close(fd)
             raise errors.ProvisionFailed(f"no descriptors left for a box: {error.strerror}", step="pipes") from error
         self.theirs = tuple(end for _, end in opened)
-        self._ours = [end for end, _ in opened]
-        for fd in self._ours:
+        self.ours = [end for end, _ in opened]
+        for fd in self.ours:
             os.set_blocking(fd, False)
-
-    @property
-    def agent(self) -> int:
-        """The socket to the agent."""
-        return self._ours[0]
-
-    @property
-    def program(self) -> tuple[int, int, int, int]:
-        """The control socket, and the program's input, output and errors."""
-        control, stdin, stdout, stderr = self._ours[1:]
-        return control, stdin, stdout, stderr
 
     def give_away(self) -> None:
         """The box has its ends."""
@@ -126,13 +110,13 @@ def _sockets(kind: int) -> tuple[int, int]:
 class PipedExec(Exec):
     """The handle of that program; also the iterator of its events."""
 
-    def __init__(self, link: Link, ends: Ends) -> None:
-        self.id = link.allocate_id()
+    def __init__(self, ends: Ends, on_lost: Callable[[], None]) -> None:
+        """``on_lost`` is called when init is gone without a report."""
         self.ended = False
         self.started = False
-        self._link = link
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        control, self._stdin, stdout, stderr = ends.program
+        control, self._stdin, stdout, stderr = ends.ours
         self._control = socket.socket(fileno=control)
         self._streams = [_Stream(stdout, "stdout"), _Stream(stderr, "stderr")]
         self._events: deque[Event] = deque()
@@ -144,27 +128,30 @@ class PipedExec(Exec):
         self._grace: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._command = ""
+        self._loop.add_reader(control, self._on_report)
 
-    def start(self, command: Command) -> bool:
-        """Order the program; False for what needs a terminal, or more room than an order has."""
+    def start(self, command: Command) -> None:
+        """Order the program, the only one that this box will have."""
         argv = [argument.encode("utf-8", "surrogateescape") for argument in command.argv]
         env = {
             name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")
             for name, value in command.env.items()
         }
-        order = {"id": self.id, "argv": argv, "env": env, "cwd": command.cwd.encode(), "cpu": command.cpu_seconds or 0}
-        data = marshal.dumps(order, ORDER_FORMAT)
-        if command.tty is not None or len(data) > _LARGEST_ORDER:
-            return False
+        data = marshal.dumps(
+            {"argv": argv, "env": env, "cwd": command.cwd.encode(), "cpu": command.cpu_seconds or 0}, ORDER_FORMAT
+        )
+        if self.started or command.tty is not None or len(data) > _LARGEST_ORDER:
+            raise errors.ExecFailed("this box is for one program, on pipes", kind="single")
         self._command = command.argv[0]
         self.started = True
         self._events.append(Started(FIRST_PID))
-        self._loop.add_reader(self._control.fileno(), self._on_report)
+        self._order(data)
+
+    def _order(self, data: bytes) -> None:
         try:
             self._control.send(data)
         except OSError:
             pass  # the box is dead already, which the other direction tells
-        return True
 
     # Output
 
@@ -182,7 +169,7 @@ class PipedExec(Exec):
             if self._report is not None and not self._open_streams():
                 return self._last_event(self._report)
             if self._lost:
-                raise errors.BoxGone("the agent is gone")
+                raise errors.BoxGone("the box is gone")
             self._listen()
             await self._changed()
         event = self._events.popleft()
@@ -202,6 +189,8 @@ class PipedExec(Exec):
         self.ended = True
         self._report = Report.parse(data)
         self._lost = self._report is None
+        if self._lost:
+            self._on_lost()
         for stream in self._open_streams():
             self._read(stream)
         if self._open_streams():
@@ -310,7 +299,7 @@ class PipedExec(Exec):
                 self._close_stdin()
                 self._wake()
         if self._lost:
-            raise errors.BoxGone("the agent is gone")
+            raise errors.BoxGone("the box is gone")
 
     async def _writable(self) -> None:
         """Wait until the program has read something, or anything else happened."""
@@ -336,7 +325,7 @@ class PipedExec(Exec):
     async def signal(self, number: int) -> None:
         """Signal the process group; nothing happens after the end."""
         if not self.ended:
-            self._link.send(ExecSignal(signal=number), self.id)
+            self._order(marshal.dumps({"signal": int(number)}, ORDER_FORMAT))
 
     async def resize(self, rows: int, columns: int) -> None:
         """It has no terminal."""
@@ -345,7 +334,7 @@ class PipedExec(Exec):
         """Let go of the pipes."""
         if self._grace is not None:
             self._grace.cancel()
-        if self.started and not self.ended:
+        if not self.ended:
             self._loop.remove_reader(self._control.fileno())
         self._control.close()
         self._close_stdin()

@@ -69,7 +69,7 @@ class NativeRuntime(Runtime):
 
     async def probe(self) -> Report:
         try:
-            await self._prepare(self._images.resolve("host"), executable=True)
+            await self._prepare(self._images.resolve("host"), BoxSpec(single=True))
         except (RuntimeUnavailable, ProvisionFailed) as error:
             return probe.unavailable(error)
         return probe.report(self._spawner_facts, self._facts)
@@ -86,12 +86,12 @@ class NativeRuntime(Runtime):
             return await self._open(spec, image, first, first_input)
 
     async def _open(self, spec: BoxSpec, image: Image, first: Command | None, first_input: bytes) -> NativeBox:
-        spawner = await self._prepare(image, spec.executable)
+        template = _template_name(image, spec)
+        spawner = await self._prepare(image, spec)
         self._require_guarantees()
-        template = _template_name(image, spec.executable)
         shape = await self._define_shape(spawner, template, spec)
         name = f"b{next(self._numbers)}"
-        ends = Ends(single=not spec.shared)
+        ends = Ends(spec.single)
         # First of all: everything else is done while the box is made.
         answer = spawner.send(
             "open",
@@ -102,18 +102,26 @@ class NativeRuntime(Runtime):
             cgroup=bool(self._spawner_facts["cgroup"]),
             leaves=spec.shared,
             limits=cgroup_limits(spec.limits, shared=spec.shared),
-            single=not spec.shared,
         )
         ends.give_away()
-        # Nothing is waited for: the agent finds what it is to do when it comes to life.
-        link = Link.to(socket.socket(fileno=ends.agent), _READY)
-        single = None if spec.shared else PipedExec(link, ends)
-        link.on_lost = lambda: spawner.give_up(answer, name)
+        link = single = None
         started: Exec | None = None
-        if first is not None:
-            ordered = single is not None and single.start(first)
-            started = single if ordered else link.open_exec(exec_request(first))
+
+        def give_up() -> None:
+            spawner.give_up(answer, name)
+
+        # Nothing is waited for: init finds what it is to do when it comes to life.
+        if spec.single:
+            single = PipedExec(ends, give_up)
+        else:
+            link = Link.to(socket.socket(fileno=ends.ours[0]), _READY)
+            link.on_lost = give_up
         try:
+            if first is not None and single is not None:
+                single.start(first)
+                started = single
+            elif first is not None and link is not None:
+                started = link.open_exec(exec_request(first))
             if started is not None and first_input:
                 await started.write(first_input)
             message, (pidfd, workspace) = await asyncio.shield(answer)
@@ -121,12 +129,13 @@ class NativeRuntime(Runtime):
             answer.add_done_callback(lambda done: _abandon(spawner, name, done))
             if single is not None:
                 single.close()
-            await link.close()
+            if link is not None:
+                await link.close()
             raise
         meter = spawner.meter(message)
-        box = NativeBox(name, image.digest, spawner, link, single, pidfd, workspace, meter, spec.limits)
+        box = NativeBox(name, image.digest, spawner, link, single, pidfd, workspace, meter, spec.limits, spec.shared)
         box.first = started
-        if spec.sandbox_id is not None:
+        if spec.sandbox_id is not None and link is not None:
             box.relay = await Relay.open(link, self._sockets / f"{spec.sandbox_id}.sock")
         self._boxes.add(box)
         box.on_gone(lambda: self._boxes.discard(box))
@@ -192,20 +201,20 @@ class NativeRuntime(Runtime):
         lives = self._spawner is not None and not self._spawner.gone.is_set()
         return self._spawner_facts.get("pid") if lives else None
 
-    async def _prepare(self, image: Image, executable: bool) -> Spawner:
+    async def _prepare(self, image: Image, spec: BoxSpec) -> Spawner:
         """A living spawner with a template of ``image``."""
         async with self._lock:
             if self._spawner is None or self._spawner.gone.is_set():
                 await self._start_spawner()
             spawner = self._spawner
             assert spawner is not None
-            name = _template_name(image, executable)
+            name = _template_name(image, spec)
             if name not in self._templates:
                 if image.rootfs is not None and image.digest not in self._held:
                     self._held[image.digest] = self._images.hold(image)
-                plan = template_plan(self._facts, None if image.rootfs is None else str(image.rootfs), executable)
+                plan = template_plan(self._facts, None if image.rootfs is None else str(image.rootfs), spec.executable)
                 try:
-                    await spawner.request("template", name=name, plan=plan)
+                    await spawner.request("template", name=name, plan=plan, agent=not spec.single)
                 except ProvisionFailed as error:
                     raise probe.explain(error) from error
                 self._templates.add(name)
@@ -241,5 +250,5 @@ def _abandon(spawner: Spawner, box: str, opened: asyncio.Future[tuple[dict[str, 
     spawner.send("close", box=box)
 
 
-def _template_name(image: Image, executable: bool) -> str:
-    return f"{image.digest} {'exec' if executable else 'noexec'}"
+def _template_name(image: Image, spec: BoxSpec) -> str:
+    return f"{image.digest} {'exec' if spec.executable else 'noexec'} {'single' if spec.single else 'agent'}"

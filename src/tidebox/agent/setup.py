@@ -1,0 +1,71 @@
+"""What an init gets from whoever started it."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, NoReturn, Protocol
+
+    from tidebox.wire import messages
+
+    class Leaves(Protocol):
+        """A cgroup leaf per exec, known by a number."""
+
+        def make(self) -> int:
+            """A new leaf."""
+
+        def attach(self, leaf: int, /) -> None:
+            """Move the calling process into it."""
+
+        def kill(self, leaf: int, /) -> None:
+            """SIGKILL to everything in it."""
+
+        def usage(self, leaf: int, /) -> dict[str, int]:
+            """What it has used."""
+
+        def remove(self, leaf: int, /) -> None:
+            """Remove it as soon as it is empty."""
+
+
+class Setup:
+    """Everything an init gets from whoever started it."""
+
+    __slots__ = (
+        "sock",
+        "generation",
+        "user",
+        "default_user_name",
+        "confine",
+        "builtins",
+        "leaves",
+        "oom_score_fd",
+        "bootstrap",
+        "environment",
+    )
+
+    def __init__(
+        self,
+        *,
+        sock: int,
+        generation: int,
+        user: tuple[int, int],
+        default_user_name: str,
+        confine: Callable[[], None],
+        builtins: dict[str, Callable[[list[str]], NoReturn]],
+        leaves: Leaves | None = None,
+        oom_score_fd: int | None = None,
+        bootstrap: bool | messages.Bootstrap = True,
+    ) -> None:
+        self.sock = sock
+        self.generation = generation
+        self.user = user
+        self.default_user_name = default_user_name
+        self.confine = confine
+        self.builtins = builtins
+        self.leaves = leaves
+        self.oom_score_fd = oom_score_fd
+        self.bootstrap = bootstrap
+        # The agent's own, which a child that stays a Python need not be given anew.
+        self.environment = dict(os.environb)

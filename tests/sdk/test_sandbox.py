@@ -177,8 +177,10 @@ async def test_a_shell(sandbox: AsyncSandbox) -> None:
         await shell.resize(45, 120)
         await shell.write("stty size\n")
         await read_until(shell, b"45 120")
-        await shell.write("sleep 600\n")
+        await shell.write("echo 'be''gun'; sleep 600\n")
+        await read_until(shell, b"begun")
         await shell.write(b"\x03")
+        await read_until(shell, b"^C")
         await shell.write("exit 4\n")
         assert (await shell.wait()).exit_code == 4
 

@@ -23,12 +23,18 @@ from tidebox.sdk.target import is_local
 USER_AGENT = f"tidebox/{tidebox.__version__}"
 # Well before the server closes a connection that nobody uses: a request must not meet its end.
 _IDLE_SECONDS = 20.0
-# A program may be silent for as long as it runs, so it is the kernel that looks whether the other side is still there.
-KEEP_ALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+# A program may be silent for as long as it runs, so it is the kernel that looks whether the other side is still there;
+# not every system knows all of these.
+KEEP_ALIVE = tuple(
+    (level, getattr(socket, name), value)
+    for level, name, value in (
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 20),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 10),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 50_000),
+    )
+    if hasattr(socket, name)
 )
 _NOT_CONNECTED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 

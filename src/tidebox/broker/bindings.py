@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from tidebox.broker.audit import Audit
+from tidebox.broker.endings import Endings
 from tidebox.broker.failures import internal_error
 from tidebox.broker.held import Ask, Held, Mode, Over
 from tidebox.broker.leases import Terms, due
@@ -30,7 +31,6 @@ from tidebox.errors import (
     NotFound,
     QuotaExceeded,
     SandboxStarting,
-    StoreUnavailable,
     TideboxError,
 )
 from tidebox.model.idempotency import Claim
@@ -44,8 +44,6 @@ _RETRY_AFTER_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
 # A scope can be released under whoever asks for it; but not each time.
 _TRIES = 5
-# How long it is known that a binding has ended, and whose its scope was.
-_ENDED_KEPT_SECONDS = 24 * 3600.0
 
 
 class Bindings:
@@ -70,9 +68,7 @@ class Bindings:
         self._by_scope: dict[Scope, Held] = {}
         self._by_id: dict[str, Held] = {}
         self._ending: dict[Scope, asyncio.Task[None]] = {}
-        self._unforgotten: dict[str, Binding | None] = {}
-        """What the store could not be told of ended bindings: how to keep them, or to forget them."""
-        self._pruned_at = 0.0
+        self._endings = Endings(store)
 
     async def start(self) -> None:
         """Take up the bindings that an earlier server left; sandboxes of its own are lost."""
@@ -259,7 +255,7 @@ class Bindings:
             if not bound.created:
                 # One whose end the store could not be told of.
                 self._by_id.pop(held.binding.id, None)
-                self._unforgotten.pop(bound.binding.id, None)
+                self._endings.taken_back(bound.binding.id)
                 held.binding = replace(held.binding, id=bound.binding.id)
                 if not held.over:
                     self._by_id[held.binding.id] = held
@@ -363,18 +359,9 @@ class Bindings:
         held.go(SandboxState.TERMINATED)
         ended = replace(held.binding, active_at=time.time()) if keep else None
         try:
-            await self._forget(held.binding.id, ended)
-        except StoreUnavailable:
-            self._unforgotten[held.binding.id] = ended
-            raise
+            await self._endings.tell(held.binding.id, ended)
         finally:
             await self._provisioner.end(held)
-
-    async def _forget(self, binding_id: str, ended: Binding | None) -> None:
-        if ended is not None:
-            await self._store.save_binding(ended)
-        else:
-            await self._store.delete_binding(binding_id)
 
     async def look(self) -> None:
         """See to what time has brought about: idle and expired sandboxes, and what the store was not told yet."""
@@ -382,12 +369,7 @@ class Bindings:
         for held in list(self._by_id.values()):
             if held.starting is None and not held.over:
                 await self._see_to(held, now)
-        for binding_id, ended in list(self._unforgotten.items()):
-            await self._forget(binding_id, ended)
-            self._unforgotten.pop(binding_id, None)
-        if now - self._pruned_at > _ENDED_KEPT_SECONDS / 24:
-            await self._store.prune_bindings(now - _ENDED_KEPT_SECONDS)
-            self._pruned_at = now
+        await self._endings.look()
 
     async def _see_to(self, held: Held, now: float) -> None:
         sandbox = held.sandbox

@@ -128,6 +128,25 @@ def test_heartbeats_keep_a_sandbox(start_server: Callable[..., RunningServer]) -
         assert client.ensure("t")["sandbox"]["id"] == session["sandbox"]["id"]
 
 
+def test_a_shared_sandbox_lives_as_long_as_one_needs_it(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(idle_timeout_sec="1", reaper_grace_sec="1", pool_sandboxes="0", **FAST)
+    with Client(server) as client:
+        left = client.ensure("left")
+        needed = client.ensure("needed", sandbox_hint=left["sandbox"]["id"])
+        counter = "i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.02; done"
+        use(server, needed["token"], command=f"({counter}) >/dev/null 2>&1 &")
+
+        def is_over() -> bool:
+            found(client.of_session("POST", needed["session_id"], "/heartbeat"))
+            return client.of_session("GET", left["session_id"]).status_code == 410
+
+        wait_for(is_over)
+        error_of(use(server, left["token"]), 401, "UNAUTHENTICATED")
+        assert int(use(server, needed["token"], command="cat count").json()["stdout"]) > 60, "it was not frozen"
+        wait_for(lambda: client.of_session("GET", needed["session_id"]).status_code == 410)
+        assert not list((server.data_dir / "run" / "agents").glob("*.sock"))
+
+
 def test_the_hard_end(start_server: Callable[..., RunningServer]) -> None:
     server = start_server(hard_ttl_sec="1.5", **FAST)
     with Client(server) as client:

@@ -6,13 +6,15 @@ Who may ask for what was decided here before. Of the other server a client sees 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from tidebox.api.asgi import Headers, context_of, header
+import msgspec
+
+from tidebox.api.asgi import Headers, Scope, context_of, header
 from tidebox.api.dataplane.bodies import Body, ClientLeft
 from tidebox.broker.providers.remote_sandbox import RemoteSandbox
 from tidebox.errors import ProviderUnavailable
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
     from tidebox.api.dataplane.surface import DataplaneSurface, Exchange, Serve
 
+_SILENCE_SECONDS = 60.0
+_DESCRIBED = frozenset({"files/mkdir", "files/move", "files/remove"})
+_RECORDED = ("path", "source", "target")
 _REQUEST_HEADERS = (b"accept", b"content-type", b"content-length", b"if-range", b"range")
 # What belongs to the connection between the two servers, or is said by this one itself (RFC 9110, 7.6.1).
 _KEPT_BACK = frozenset(
@@ -48,48 +53,88 @@ def to(operation: str) -> Serve:
     async def serve(_: DataplaneSurface, exchange: Exchange) -> None:
         sandbox = exchange.access.sandbox
         assert isinstance(sandbox, RemoteSandbox)
-        exchange.fields = {name: exchange.query[name] for name in ("path",) if name in exchange.query}
+        query: Mapping[str, str] = exchange.query
+        body: bytes | None = None
+        asked: Mapping[str, Any] = query
+        if operation in _DESCRIBED:
+            # Read here, where it is recorded who did what to which file.
+            asked = await exchange.described()
+            query, body = {}, msgspec.json.encode(asked)
+        exchange.fields = {name: str(asked[name]) for name in _RECORDED if name in asked}
         async with sandbox.use():
-            await _unless_left(exchange, sandbox, operation)
+            await _unless_left(_Errand(exchange, sandbox, operation, query, body))
 
     return serve
 
 
-async def _unless_left(exchange: Exchange, sandbox: RemoteSandbox, operation: str) -> None:
+class _Errand:
+    """A request on its way."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        sandbox: RemoteSandbox,
+        operation: str,
+        query: Mapping[str, str],
+        body: bytes | None,
+    ) -> None:
+        self._exchange = exchange
+        self._sandbox = sandbox
+        self._target = f"/v1/{operation}" + (f"?{urlencode(query)}" if query else "")
+        # A program may be silent until its end.
+        self._silence = None if operation == "exec" else _SILENCE_SECONDS
+        self._body = body
+        self._sent = asyncio.Event()
+
+    async def run(self) -> None:
+        """Hand on the request, and then the answer."""
+        scope = self._exchange.scope
+        async with aclosing(self._pieces()) as pieces:
+            body: bytes | AsyncGenerator[bytes, None] | None = self._body
+            if body is None and _has_body(scope):
+                body = pieces
+            else:
+                self._sent.set()
+            async with self._sandbox.relay(
+                scope["method"], self._target, self._headers(), body, silence=self._silence
+            ) as answer:
+                await _answer(self._exchange, answer)
+
+    async def client_left(self) -> None:
+        """Wait for that; while the body is still to come, whoever reads it is told instead."""
+        await self._sent.wait()
+        while (await self._exchange.receive())["type"] != "http.disconnect":
+            pass
+
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(Body(self._exchange.receive).chunks()) as chunks:
+            async for chunk in chunks:
+                yield chunk
+        self._sent.set()
+
+    def _headers(self) -> dict[str, str]:
+        scope = self._exchange.scope
+        kept = _REQUEST_HEADERS if self._body is None else (b"accept",)
+        found = {name.decode(): value.decode("latin-1") for name in kept if (value := header(scope, name)) is not None}
+        if self._body is not None:
+            found["content-type"] = "application/json"
+        # So that the logs of both servers speak of the same request.
+        return {**found, "x-request-id": context_of(scope).request_id}
+
+
+async def _unless_left(errand: _Errand) -> None:
     """Hand on a request; when its client leaves, the other server is left too, and ends what it does for it."""
-    sent = asyncio.Event()
-    relaying = asyncio.ensure_future(_relay(exchange, sandbox, operation, sent))
-    leaving = asyncio.ensure_future(_leaving(exchange, sent))
+    running = asyncio.ensure_future(errand.run())
+    leaving = asyncio.ensure_future(errand.client_left())
     try:
-        await asyncio.wait({relaying, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (relaying, leaving):
+        for task in (running, leaving):
             task.cancel()
-        await asyncio.wait({relaying, leaving})
-    if relaying.cancelled():
+        await asyncio.wait({running, leaving})
+    if running.cancelled():
         raise ClientLeft
-    relaying.result()
-
-
-async def _leaving(exchange: Exchange, sent: asyncio.Event) -> None:
-    # While the body is still to come, whoever reads it is told.
-    await sent.wait()
-    while (await exchange.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _relay(exchange: Exchange, sandbox: RemoteSandbox, operation: str, sent: asyncio.Event) -> None:
-    method = exchange.scope["method"]
-    target = f"/v1/{operation}" + (f"?{urlencode(exchange.query)}" if exchange.query else "")
-    shown = await sandbox.pass_()
-    async with aclosing(_body(exchange, sent)) as body:
-        content = body if _has_body(exchange) else None
-        if content is None:
-            sent.set()
-        async with sandbox.relay(method, target, _request_headers(exchange), content, shown.token) as answer:
-            if answer.status_code == HTTPStatus.UNAUTHORIZED:
-                raise await sandbox.refused()
-            await _answer(exchange, answer)
+    running.result()
 
 
 async def _answer(exchange: Exchange, answer: httpx2.Response) -> None:
@@ -101,26 +146,8 @@ async def _answer(exchange: Exchange, answer: httpx2.Response) -> None:
     await exchange.body(b"")
 
 
-async def _body(exchange: Exchange, sent: asyncio.Event) -> AsyncGenerator[bytes, None]:
-    async with aclosing(Body(exchange.receive).chunks()) as chunks:
-        async for chunk in chunks:
-            yield chunk
-    sent.set()
-
-
-def _has_body(exchange: Exchange) -> bool:
-    length = header(exchange.scope, b"content-length")
-    return length not in (None, b"0") or header(exchange.scope, b"transfer-encoding") is not None
-
-
-def _request_headers(exchange: Exchange) -> dict[str, str]:
-    found = {
-        name.decode(): value.decode("latin-1")
-        for name in _REQUEST_HEADERS
-        if (value := header(exchange.scope, name)) is not None
-    }
-    # So that the logs of both servers speak of the same request.
-    return {**found, "x-request-id": context_of(exchange.scope).request_id}
+def _has_body(scope: Scope) -> bool:
+    return header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None
 
 
 def _answer_headers(answer: httpx2.Response) -> Headers:

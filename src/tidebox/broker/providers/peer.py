@@ -37,7 +37,6 @@ _KEEP_ALIVE = (
 )
 _NOT_CONNECTED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _NOT_THIS_SERVER = (401, 403, 408, 429)
-_PATIENT = httpx2.Timeout(None, connect=_CONNECT_SECONDS)
 
 
 class Unreached(ProviderUnavailable):
@@ -122,13 +121,24 @@ class Peer:
 
     @contextlib.asynccontextmanager
     async def send(
-        self, method: str, target: str, headers: Mapping[str, str], body: AsyncIterator[bytes] | None, token: str
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | AsyncIterator[bytes] | None,
+        token: str,
+        *,
+        silence: float | None,
     ) -> AsyncIterator[httpx2.Response]:
-        """The answer to a request with a pass, its body unread; both bodies go on as fast as both sides take them."""
+        """The answer to a request with a pass, its body unread; both bodies go on as fast as both sides take them.
+
+        ``silence`` is for how many seconds the other side may do nothing at all.
+        """
         # Answers come as they are, or they would have to be packed again.
         shown = {"Accept-Encoding": "identity", **headers, "Authorization": f"Bearer {token}"}
+        timeout = httpx2.Timeout(silence, connect=_CONNECT_SECONDS)
         try:
-            async with self._http.stream(method, target, content=body, headers=shown, timeout=_PATIENT) as answer:
+            async with self._http.stream(method, target, content=body, headers=shown, timeout=timeout) as answer:
                 self._down_until = 0.0
                 yield answer
         except httpx2.HTTPError as error:

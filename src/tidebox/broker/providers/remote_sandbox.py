@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from tidebox.broker.providers.remote_inside import RemoteInside
@@ -146,11 +147,22 @@ class RemoteSandbox(LiveSandbox):
 
     # Through this server
 
-    def relay(
-        self, method: str, target: str, headers: dict[str, str], body: AsyncIterator[bytes] | None, token: str
-    ) -> AbstractAsyncContextManager[httpx2.Response]:
+    @asynccontextmanager
+    async def relay(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | AsyncIterator[bytes] | None,
+        *,
+        silence: float | None,
+    ) -> AsyncIterator[httpx2.Response]:
         """The answer of that server's dataplane to a request."""
-        return self._provider.peer.send(method, target, headers, body, token)
+        shown = await self.pass_()
+        async with self._provider.peer.send(method, target, headers, body, shown.token, silence=silence) as answer:
+            if answer.status_code == HTTPStatus.UNAUTHORIZED:
+                raise await self.refused()
+            yield answer
 
     async def connect(self, target: str) -> tuple[ClientConnection, Pass]:
         """A socket of that server's dataplane, and the pass that it was opened with."""

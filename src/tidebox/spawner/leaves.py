@@ -10,6 +10,23 @@ import os
 
 from tidebox.spawner.cgroups import AGENT_LEAF
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+    # Where it is, what it tells, in which file, after which key, and what it is divided by.
+    _Counter = tuple[int, str, str, Optional[str], int]
+
+_COUNTERS = (
+    ("cpu_us", "cpuacct.usage", None, 1000),
+    ("cpu_us", "cpu.stat", "usage_usec", 1),
+    ("memory_peak_bytes", "memory.max_usage_in_bytes", None, 1),
+    ("memory_peak_bytes", "memory.peak", None, 1),
+    ("pids_peak", "pids.peak", None, 1),
+    ("oom_kills", "memory.oom_control", "oom_kill", 1),
+    ("oom_kills", "memory.events", "oom_kill", 1),
+)
+
 
 def _read(directory: int, path: str) -> str | None:
     try:
@@ -38,6 +55,7 @@ class Leaves:
         self._version = version
         self._next = 0
         self._leftover: set[int] = set()
+        self._counters: list[_Counter] | None = None
 
     def settle(self) -> None:
         """Move the calling agent, already in its cgroup namespace, out of the way of the leaves."""
@@ -85,7 +103,19 @@ class Leaves:
 
     def usage(self, number: int) -> dict[str, int]:
         """What the leaf has used: cpu_us, memory_peak_bytes, pids_peak, oom_kills, as far as the kernel counts it."""
-        return {name: value for directory in self._directories for name, value in _counters(directory, f"e{number}/")}
+        if self._counters is None:
+            # Which files there are is the kernel's choice, and the same for every leaf.
+            everywhere = [(directory, *counter) for directory in self._directories for counter in _COUNTERS]
+            self._counters = [found for found in everywhere if _read(found[0], f"e{number}/{found[2]}") is not None]
+        usage = {}
+        for directory, name, file, key, divisor in self._counters:
+            text = _read(directory, f"e{number}/{file}") or ""
+            if key is not None:
+                lines = [line.split() for line in text.splitlines()]
+                text = next((words[1] for words in lines if words[0] == key), "")
+            if text.strip().isdigit():
+                usage[name] = int(text) // divisor
+        return usage
 
     def remove(self, number: int) -> None:
         """Remove the leaf as soon as its last process is gone."""
@@ -103,25 +133,3 @@ class Leaves:
             except OSError:
                 continue  # still populated by a background process
             self._leftover.discard(number)
-
-
-def _counters(directory: int, leaf: str) -> list[tuple[str, int]]:
-    found = []
-    for name, file, key, divisor in (
-        ("cpu_us", "cpuacct.usage", None, 1000),
-        ("cpu_us", "cpu.stat", "usage_usec", 1),
-        ("memory_peak_bytes", "memory.max_usage_in_bytes", None, 1),
-        ("memory_peak_bytes", "memory.peak", None, 1),
-        ("pids_peak", "pids.peak", None, 1),
-        ("oom_kills", "memory.oom_control", "oom_kill", 1),
-        ("oom_kills", "memory.events", "oom_kill", 1),
-    ):
-        text = _read(directory, leaf + file)
-        if text is None:
-            continue
-        if key is not None:
-            lines = [line.split() for line in text.splitlines()]
-            text = next((words[1] for words in lines if words[0] == key), "")
-        if text.strip().isdigit():
-            found.append((name, int(text) // divisor))
-    return found

@@ -171,7 +171,10 @@ class _Background:
     def _started(self) -> tuple[asyncio.AbstractEventLoop, Engine]:
         with self._lock:
             if self._loop is None or self._engine is None:
-                self._loop = asyncio.new_event_loop()
+                # Loaded by the first run and not with the library: it takes its time.
+                import uvloop
+
+                self._loop = uvloop.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="tidebox", daemon=True)
                 self._thread.start()
                 self._engine = asyncio.run_coroutine_threadsafe(self._make(), self._loop).result()

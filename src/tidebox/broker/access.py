@@ -19,7 +19,7 @@ from tidebox.broker.bindings import Bindings
 from tidebox.broker.held import Ask, Held
 from tidebox.broker.reaper import Reaper
 from tidebox.broker.sandboxes import Access, Gate, LiveSandbox
-from tidebox.errors import BoxGone, Expired, Forbidden, SandboxStarting, Unauthorized
+from tidebox.errors import BoxGone, CapabilityDenied, Expired, Forbidden, SandboxStarting, Unauthorized
 from tidebox.model.ids import new_id
 from tidebox.model.principal import Actor, Caller, Principal
 from tidebox.model.sandbox import (
@@ -135,8 +135,8 @@ class Sandboxes(Gate):
         held.binding = self.terms.leased(held.binding, now)
         if not sandbox.in_use and not sandbox.frozen:
             held.go(SandboxState.ACTIVE)
-        if leave is not None:
-            capabilities &= leave.capabilities
+        if leave is not None and not (capabilities := capabilities & leave.capabilities):
+            raise CapabilityDenied("the server of the sandbox grants nothing of it")
         direct = leave if sandbox.base_url is not None else None
         # No token outlives its binding.
         expires = int(

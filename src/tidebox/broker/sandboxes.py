@@ -172,10 +172,10 @@ class Sandbox(LiveSandbox):
         """Freeze every process in it, once all who share it let it rest; False where somebody uses it."""
         shared = self._shared
         async with shared.freezing:
-            if shared.users or shared.frozen:
+            if shared.users:
                 return shared.frozen
             shared.resting.add(self)
-            if shared.resting >= shared.holders:
+            if not shared.frozen and shared.resting >= shared.holders:
                 await self.box.freeze()
                 shared.frozen = True
             return True
@@ -189,6 +189,8 @@ class Sandbox(LiveSandbox):
 
     async def admit(self, actor: Actor, capabilities: frozenset[Capability]) -> Pass | None:
         """Whoever this server lets in is let in."""
+        if not self._shared.frozen:
+            self._shared.resting.discard(self)
         return None
 
     async def revoke(self) -> None:

@@ -24,7 +24,7 @@ _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 15.0
 # Well before the other side closes a connection that nobody uses: a request must not meet its end.
 _IDLE_SECONDS = 20.0
-# One that could not be reached is asked last for a while.
+# One that does not answer is asked last for a while.
 _DOWN_SECONDS = 5.0
 _MAX_ANSWER_BYTES = MIB
 _MAX_FRAME_BYTES = 16 * MIB
@@ -78,7 +78,7 @@ class Peer:
 
     @property
     def up(self) -> bool:
-        """Whether it could be reached when it was last tried, or that is long ago."""
+        """Whether it answered when it was last tried, or that is a while ago."""
         return time.monotonic() >= self._down_until
 
     async def ask(
@@ -168,10 +168,10 @@ class Peer:
     def _failed(self, error: Exception) -> ProviderUnavailable:
         """What to say; nothing of what the error holds, which may be a header."""
         message = f"the provider {self.name} does not answer"
-        if isinstance(error, (*_NOT_CONNECTED, OSError)):
+        unreached = isinstance(error, (*_NOT_CONNECTED, OSError))
+        if unreached or isinstance(error, httpx2.TimeoutException):
             self._down_until = time.monotonic() + _DOWN_SECONDS
-            return Unreached(message, provider=self.name)
-        return ProviderUnavailable(message, provider=self.name)
+        return (Unreached if unreached else ProviderUnavailable)(message, provider=self.name)
 
     async def close(self) -> None:
         """Close every connection."""

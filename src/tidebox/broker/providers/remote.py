@@ -79,7 +79,7 @@ class RemoteProvider(Provider):
 
     @property
     def up(self) -> bool:
-        """Whether it could be reached when it was last tried."""
+        """Whether it answered when it was last tried."""
         return self.peer.up
 
     async def start(self) -> None:
@@ -220,12 +220,15 @@ class RemoteProvider(Provider):
             return
         self._asked.discard(binding_id)
         try:
-            await self._released(binding_id)
+            # Many may end at once: they must not wait, one after the other, for a server that is not there.
+            if self.up:
+                return await self._released(binding_id)
         except ProviderUnavailable as error:
             _log.warning("not_released", provider=self.name, binding_id=binding_id, reason=error.message)
-            task = asyncio.get_running_loop().create_task(self._release_later(binding_id), name="release")
-            self._releasing[binding_id] = task
-            task.add_done_callback(lambda _: self._releasing.pop(binding_id, None))
+        task = asyncio.get_running_loop().create_task(self._release_later(binding_id), name="release")
+        self._releasing[binding_id] = task
+        task.add_done_callback(lambda _: self._releasing.pop(binding_id, None))
+        return None
 
     async def _released(self, binding_id: str) -> None:
         try:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tidebox.errors import BoxGone, FileOperationFailed, InternalError, InvalidRequest, RateLimited, TideboxError
 from tidebox.sdk import ServerProtocolError, ServerRefused, ServerUnreachable, VersionRefused
 from tidebox.sdk.sandboxes.failures import from_answer
+from tidebox.sdk.sandboxes.frames import decode
 from tidebox.sdk.sandboxes.grants import Grant, from_config, from_negotiation, from_session, with_token
 
 # As the specifications print them.
@@ -36,6 +37,7 @@ NEGOTIATED: dict[str, Any] = {
     "scopes": ["fs:read", "fs:write", "shell:exec"],
     "refresh_url": "/sandbox/refresh",
 }
+SERVER = "https://server/behind"
 
 
 def test_the_answer_of_the_access_protocol() -> None:
@@ -55,17 +57,18 @@ def test_the_answer_of_the_access_protocol() -> None:
 
 
 def test_the_answer_of_negotiation() -> None:
-    grant = from_negotiation(json.dumps(NEGOTIATED).encode())
+    grant = from_negotiation(json.dumps(NEGOTIATED).encode(), SERVER)
     assert (grant.exec_url, grant.shell_url) == (NEGOTIATED["ws_url"], NEGOTIATED["ws_url"])
     assert grant.watch_url == "wss://sandbox-host/api/sb-abc123/files/watch"
-    assert grant.refresh_url == "https://sandbox-host/sandbox/refresh"
+    assert grant.refresh_url == "https://server/behind/sandbox/refresh"
+    assert from_config(NEGOTIATED).refresh_url == "https://sandbox-host/sandbox/refresh"
     assert grant.capabilities == frozenset({"fs_read", "fs_write", "exec", "shell"})
 
 
 def test_a_server_of_another_version() -> None:
-    assert from_negotiation(json.dumps(NEGOTIATED | {"protocol_version": "1.7"}).encode()).token == "sbx_eyJ"
+    assert from_negotiation(json.dumps(NEGOTIATED | {"protocol_version": "1.7"}).encode(), SERVER).token == "sbx_eyJ"
     with pytest.raises(VersionRefused):
-        from_negotiation(json.dumps(NEGOTIATED | {"protocol_version": "2.0"}).encode())
+        from_negotiation(json.dumps(NEGOTIATED | {"protocol_version": "2.0"}).encode(), SERVER)
 
 
 @pytest.mark.parametrize("shape", [SESSION, NEGOTIATED])
@@ -93,9 +96,10 @@ json_values = st.recursive(
 def test_whatever_comes_is_a_grant_or_an_error_of_ours(content: dict[str, Any]) -> None:
     with pytest.raises((InvalidRequest, VersionRefused)):
         from_config(content)
-    for parse in (from_session, from_negotiation):
-        with pytest.raises((ServerProtocolError, VersionRefused)):
-            parse(json.dumps(content).encode())
+    with pytest.raises(ServerProtocolError):
+        from_session(json.dumps(content).encode())
+    with pytest.raises((ServerProtocolError, VersionRefused)):
+        from_negotiation(json.dumps(content).encode(), SERVER)
 
 
 @pytest.mark.parametrize(
@@ -118,3 +122,10 @@ def test_what_answers_mean(status: int, error: dict[str, Any] | None, kind: type
     if error is not None:
         assert (found.details["code"], found.details["request_id"]) == (error["code"], "req-1")
         assert found.retryable is error.get("retryable", False)
+
+
+def test_frames_of_a_later_server() -> None:
+    assert decode(b'{"type": "weather", "tide": 3}') is None
+    for wrong in (b'{"type": "exit"}', b'{"type": "stdout", "data": 5}', b"{", b"[]", b'{"type": 5}', b"\xff"):
+        with pytest.raises(ServerProtocolError):
+            decode(wrong)

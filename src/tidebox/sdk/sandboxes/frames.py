@@ -59,17 +59,27 @@ class Pong(msgspec.Struct, tag="pong"):
 
 Received = AuthOk | Ready | Stdout | Stderr | Exit | Error | Pong
 
+_KNOWN = frozenset(kind.__struct_config__.tag for kind in Received.__args__)
 _decode = msgspec.json.Decoder(Received).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def decode(text: bytes) -> Received:
-    """The frame in a message."""
+class _Envelope(msgspec.Struct):
+    type: str
+
+
+def decode(text: bytes) -> Received | None:
+    """The frame in a message; None for a type that a later server may know and we do not."""
     try:
         frame: Received = _decode(text)
+        return frame
     except (msgspec.DecodeError, UnicodeError) as error:
+        try:
+            if msgspec.json.decode(text, type=_Envelope).type not in _KNOWN:
+                return None
+        except (msgspec.DecodeError, UnicodeError):
+            pass
         raise ServerProtocolError(f"the sandbox sent a frame that is not in the protocol: {error}") from None
-    return frame
 
 
 def encode(kind: str, **fields: Any) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -97,10 +97,10 @@ def from_session(body: bytes) -> Grant:
         raise _broken(error) from None
 
 
-def from_negotiation(body: bytes) -> Grant:
+def from_negotiation(body: bytes, server_url: str) -> Grant:
     """The grant in an answer of ``POST /sandbox/acquire``."""
     try:
-        return _of_negotiation(msgspec.json.decode(body, type=_Negotiated))
+        return _of_negotiation(msgspec.json.decode(body, type=_Negotiated), server_url)
     except (msgspec.DecodeError, ValueError) as error:
         raise _broken(error) from None
 
@@ -154,12 +154,12 @@ def _of_session(answer: _Session) -> Grant:
         capabilities=_granted(answer.credentials),
         session_id=answer.session_id,
         thread_id=answer.thread_id,
-        refresh_url=_joined(http, answer.refresh_url),
+        refresh_url=_joined(_origin(http), answer.refresh_url),
         recreated=answer.recreated,
     )
 
 
-def _of_negotiation(answer: _Negotiated) -> Grant:
+def _of_negotiation(answer: _Negotiated, server_url: str | None = None) -> Grant:
     if answer.protocol_version.partition(".")[0] != PROTOCOL_VERSION.partition(".")[0]:
         raise VersionRefused(
             f"the server speaks version {answer.protocol_version} of the protocol, this client {PROTOCOL_VERSION}"
@@ -180,7 +180,7 @@ def _of_negotiation(answer: _Negotiated) -> Grant:
         capabilities=None if capabilities is None else frozenset(capabilities),
         session_id=answer.session_id,
         thread_id=answer.thread_id,
-        refresh_url=_joined(http, answer.refresh_url),
+        refresh_url=_joined(server_url or _origin(http), answer.refresh_url),
         recreated=answer.recreated,
     )
 
@@ -198,8 +198,15 @@ def _address(url: str, kind: str) -> str:
     return url.rstrip("/")
 
 
-def _joined(base: str, url: str | None) -> str | None:
-    return None if url is None else _address(urljoin(base, url), "http")
+def _origin(url: str) -> str:
+    return "{0.scheme}://{0.netloc}".format(urlsplit(url))
+
+
+def _joined(server_url: str, url: str | None) -> str | None:
+    """Where a token is refreshed; a path is below the server, wherever that is below."""
+    if url is None:
+        return None
+    return _address(server_url + url if url.startswith("/") else url, "http")
 
 
 def _fit(token: str) -> str:

@@ -14,8 +14,9 @@ from tidebox.sdk.sandboxes.sources import Source
 
 # Of a token's life, when the next one is asked for: early enough to try again, and not all clients at once.
 _REFRESH_BETWEEN = (0.75, 0.85)
-# With a clock that is wrong every token looks old, and must not be replaced all the time.
 _SHORTEST_PAUSE = 0.5
+# Of a token that had expired before it came: then one of the two clocks is wrong, and the token may be good.
+_UNKNOWN_LIFE = 60.0
 # A server that does not answer does not keep its client from leaving.
 RELEASE_SECONDS = 10.0
 
@@ -26,6 +27,8 @@ class Held:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._grant: Grant | None = None
+        self._good_until = 0.0
+        """By the clock that nobody sets."""
         # Guards the grant: one request for it is under way at a time, and the others wait for what that brings.
         self._changing = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -37,9 +40,11 @@ class Held:
     @property
     def idle(self) -> bool:
         """Whether nobody holds it, nothing is done with it, and it is of no use to whoever comes next."""
-        if self._holders or self._changing.locked():
-            return False
-        return self._grant is None or _is_over(self._grant)
+        return not self._holders and not self._changing.locked() and self._good is None
+
+    @property
+    def _good(self) -> Grant | None:
+        return self._grant if time.monotonic() < self._good_until else None
 
     async def take(self, *, keep: bool) -> Grant:
         """Hold it, and get a grant, asked for if there is none that is good. With ``keep`` the sandbox stays after."""
@@ -47,9 +52,7 @@ class Held:
         try:
             async with self._changing:
                 self._check_open()
-                grant = self._grant
-                if grant is None or _is_over(grant):
-                    grant = await self._ask()
+                grant = self._good or await self._ask()
                 self._keep_fresh()
         except BaseException:
             self._holders -= 1
@@ -89,8 +92,7 @@ class Held:
 
     async def current(self) -> Grant:
         """A grant that is good, as far as that is known."""
-        grant = self._grant
-        return grant if grant is not None and not _is_over(grant) else await self.renewed(grant)
+        return self._good or await self.renewed(self._grant)
 
     async def renewed(self, refused: Grant | None) -> Grant:
         """Another grant than one that was refused."""
@@ -112,6 +114,8 @@ class Held:
         return self._set(await self._source.ask(self._grant))
 
     def _set(self, grant: Grant) -> Grant:
+        life = grant.expires_at - time.time()
+        self._good_until = time.monotonic() + (life if life > 0 else _UNKNOWN_LIFE)
         self._grant = grant
         self._changed.set()
         self._changed = asyncio.Event()
@@ -144,7 +148,7 @@ class Held:
         loop = asyncio.get_running_loop()
         attempts = Reconnection()
         while (grant := self._grant) is not None:
-            left = grant.expires_at - time.time()
+            left = self._good_until - time.monotonic()
             await asyncio.sleep(max(left * random.uniform(*_REFRESH_BETWEEN), _SHORTEST_PAUSE))
             while True:
                 try:
@@ -158,7 +162,3 @@ class Held:
                         return
                     attempts.failed(loop.time())
                     await asyncio.sleep(attempts.pause(loop.time()))
-
-
-def _is_over(grant: Grant) -> bool:
-    return grant.expires_at <= time.time()

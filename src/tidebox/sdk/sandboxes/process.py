@@ -28,13 +28,13 @@ async def introduce(http: Http, url: str, token: str) -> frames.AuthOk:
 
 
 async def _receive(socket: Socket) -> frames.Received:
-    message = await socket.receive()
-    if message is None:
-        raise ConnectionLost("the sandbox closed the connection before the program was over")
-    frame = frames.decode(message)
-    if isinstance(frame, frames.Error):
-        raise socket.failed(frame.error)
-    return frame
+    while (message := await socket.receive()) is not None:
+        frame = frames.decode(message)
+        if isinstance(frame, frames.Error):
+            raise socket.failed(frame.error)
+        if frame is not None:
+            return frame
+    raise ConnectionLost("the sandbox closed the connection before the program was over")
 
 
 class AsyncProcess:

@@ -31,11 +31,11 @@ Answer = TypeVar("Answer")
 class AsyncSandbox:
     """A box that lives on between programs, with a workspace that they share."""
 
-    def __init__(self, http: Http, held: Held, grant: Grant) -> None:
+    def __init__(self, http: Http, held: Held, grant: Grant, *, owns_http: bool = False) -> None:
         self._http = http
         self._held = held
         self._grant = grant
-        self._owns_http = False
+        self._owns_http = owns_http
         self._closed = False
         self.recreated = grant.recreated
         """Whether there was another sandbox before, which is lost with all that was in it."""
@@ -49,8 +49,7 @@ class AsyncSandbox:
         """
         http = Http(connect_timeout)
         held = Held(Given(http, from_config(config)))
-        sandbox = cls(http, held, await held.take(keep=True))
-        sandbox._owns_http = True
+        sandbox = cls(http, held, await held.take(keep=True), owns_http=True)
         try:
             await sandbox._use(sandbox._knock)
         except BaseException:

@@ -48,7 +48,8 @@ class Control:
 
     def __init__(self, http: Http, target: Target) -> None:
         self.http = http
-        self._target = target
+        self.url = target.http_url
+        self._key = target.key
 
     async def ask(
         self,
@@ -60,8 +61,8 @@ class Control:
         seconds: float | None = None,
     ) -> bytes:
         """The answer to a request."""
-        url, key = self._target.http_url + path, self._target.key
-        return await asked(self.http, method, url, key, content, headers=headers, seconds=seconds)
+        url = self.url + path
+        return await asked(self.http, method, url, self._key, content, headers=headers, seconds=seconds)
 
     async def ask_until_started(self, path: str, content: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
         """The same for a sandbox that may have to be made first, which the server may not want to be waited for."""
@@ -129,7 +130,8 @@ class Negotiation:
             self._request["assistant_id"] = assistant_id
 
     async def ask(self, last: Grant | None) -> Grant:
-        return from_negotiation(await self._control.ask_until_started("/sandbox/acquire", self._request, {}))
+        answer = await self._control.ask_until_started("/sandbox/acquire", self._request, {})
+        return from_negotiation(answer, self._control.url)
 
     async def refresh(self, grant: Grant) -> Grant:
         return await renewed_by_token(self._control.http, grant)

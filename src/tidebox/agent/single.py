@@ -76,7 +76,10 @@ class Single:
         self._ids = (os.getuid(), os.getgid())
 
     def serve(self) -> int:
-        """Start the program that is ordered, report its end and obey until the host is gone; the exit code of pid 1."""
+        """Start the program that is ordered and report its end; the exit code of pid 1.
+
+        It leaves with the last process of the box, or with the host.
+        """
         os.umask(0o022)
         # Python's own handler would turn a signal from inside the box into an exception in its init.
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
@@ -103,7 +106,8 @@ class Single:
             for fd, _ in poll.poll():
                 if fd == wake:
                     os.read(wake, 4096)
-                    self._reap()
+                    if not self._reap():
+                        return
                 elif not self._obey():
                     return
 
@@ -179,15 +183,15 @@ class Single:
 
         return child.search(start.argv[0], start.env, spawn)
 
-    def _reap(self) -> None:
-        """Take whoever is dead."""
+    def _reap(self) -> bool:
+        """Take whoever is dead; whether anybody is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return False
             if not pid:
-                return
+                return True
             if pid == self._pid:
                 self._pid = 0
                 self._report(status)

@@ -74,6 +74,8 @@ class BoxOrder:
         self.cgroup_version: int = message["cgroup"]
         self.leaf_count: int = message["leaves"]
         self.descriptors = descriptors
+        # Put into words by the template, which does it all the time: a box has to copy every page it touches.
+        self.announcement = channel.pack({"box": self.box})
         self._fixed = 4 if shape.agent is None else 1
 
     @property
@@ -147,7 +149,7 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
     steps.run(_READ_ONLY_PROC)
     workspace = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     confine.restrict_init(two_ids)
-    channel.send(sock, {"box": order.box}, (os.pidfd_open(os.getpid()), workspace))
+    channel.send_packed(sock, order.announcement, (os.pidfd_open(os.getpid()), workspace))
     keep = sorted({*order.ends, writable_proc, *order.leaf_directories, own_score} - {-1})
     _close_all_but(keep)
     _standard_streams()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import _socket
 import marshal
-from struct import pack, unpack
+from struct import pack as pack_struct
+from struct import unpack
 
 from tidebox.wire import cbor
 
@@ -28,7 +29,7 @@ _buffer = bytearray(MAX_MESSAGE)
 
 def send_order(sock: _socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
     """Send one order down."""
-    _send(sock, marshal.dumps(message, ORDER_FORMAT), descriptors)
+    send_packed(sock, marshal.dumps(message, ORDER_FORMAT), descriptors)
 
 
 def receive_order(sock: _socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -37,9 +38,14 @@ def receive_order(sock: _socket.socket) -> tuple[dict[str, Any], list[int]] | No
     return (marshal.loads(memoryview(_buffer)[:size]), descriptors) if size else None
 
 
+def pack(message: dict[str, Any]) -> bytes:
+    """An answer as it is sent up."""
+    return cbor.encode(message)
+
+
 def send(sock: _socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
     """Send one answer up."""
-    _send(sock, cbor.encode(message), descriptors)
+    send_packed(sock, pack(message), descriptors)
 
 
 def receive(sock: _socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -53,10 +59,11 @@ def receive(sock: _socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     return message, descriptors
 
 
-def _send(sock: _socket.socket, data: bytes, descriptors: tuple[int, ...]) -> None:
+def send_packed(sock: _socket.socket, data: bytes, descriptors: tuple[int, ...]) -> None:
+    """Send what is put into bytes already."""
     ancillary = []
     if descriptors:
-        ancillary.append((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pack(f"{len(descriptors)}i", *descriptors)))
+        ancillary.append((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pack_struct(f"{len(descriptors)}i", *descriptors)))
     sock.sendmsg([data], ancillary, _socket.MSG_NOSIGNAL)
 
 

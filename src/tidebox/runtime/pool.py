@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -72,10 +73,16 @@ class CellKey:
 
     def spec(self, limits: Limits) -> BoxSpec:
         """The box this key describes, with ``limits`` for what can still be changed."""
-        fixed = replace(
-            limits, workspace=self.workspace, inodes=self.inodes, open_files=self.open_files, file_size=self.file_size
-        )
-        return BoxSpec(image=self.image, limits=fixed, executable=self.executable, single=True)
+        return _spec(self, limits)
+
+
+@lru_cache(maxsize=64)
+def _spec(key: CellKey, limits: Limits) -> BoxSpec:
+    # Kept: most programs have the same limits, and checking them anew costs as much as opening their pipes.
+    fixed = replace(
+        limits, workspace=key.workspace, inodes=key.inodes, open_files=key.open_files, file_size=key.file_size
+    )
+    return BoxSpec(image=key.image, limits=fixed, executable=key.executable, single=True)
 
 
 @dataclass(slots=True)

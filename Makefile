@@ -1,6 +1,6 @@
 # Every verb installs what it needs first; `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-vm lint bench load soak clean
+.PHONY: help install serve test test-vm lint bench load sandboxes soak clean
 
 PYTEST_ARGS ?= -n auto
 SERVE_ARGS ?=
@@ -34,6 +34,10 @@ bench: install ## measure against the bare interpreter
 load: ## many clients at once on a server, and a search for what they leave behind
 	@scripts/bootstrap
 	.venv/bin/python -m benchmarks.load $(LOAD_ARGS)
+
+sandboxes: ## 500 live sandboxes at once: how much memory each takes, and a search for what they leave behind
+	@scripts/bootstrap
+	.venv/bin/python -m benchmarks.sandboxes $(SANDBOXES_ARGS)
 
 soak: ## run boxes for a long time and look for anything left behind
 	@scripts/bootstrap --test

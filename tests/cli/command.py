@@ -12,7 +12,11 @@ TIDEBOX = str(Path(sys.executable).parent / "tidebox")
 
 
 def tidebox(
-    *arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None, env: Mapping[str, str] | None = None
+    *arguments: str | Path,
+    stdin: bytes = b"",
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    seconds: float = 50,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run ``tidebox`` to its end."""
     return subprocess.run(
@@ -21,7 +25,7 @@ def tidebox(
         capture_output=True,
         cwd=cwd,
         env={**os.environ, **(env or {})},
-        timeout=50,
+        timeout=seconds,
         check=False,
     )
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tidebox.cli.figures import Effort, Row, Samples, Title
+from tidebox.cli.sandbox_measures import SandboxBench
 from tidebox.cli.service_measures import ServiceBench
 from tidebox.cli.socket_measures import SocketBench
 from tidebox.cli.yardsticks import BareProgram, YardstickFailed, bubblewrap, pipe_megabytes_per_second, pss_of_cells
@@ -281,3 +282,5 @@ def measure(effort: Effort) -> Iterator[Row]:
             yield from through_the_socket.rows()
         with ServiceBench(effort, Path(directory)) as through_the_service:
             yield from through_the_service.rows()
+        with SandboxBench(effort, Path(directory)) as of_sandboxes:
+            yield from of_sandboxes.rows()

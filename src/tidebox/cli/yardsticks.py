@@ -19,10 +19,11 @@ class YardstickFailed(Exception):
 
 
 class BareProgram:
-    """A program that prints ``hello``."""
+    """A program that prints ``hello``, or what ``says`` is."""
 
-    def __init__(self, *argv: str) -> None:
+    def __init__(self, *argv: str, says: bytes = b"hello\n") -> None:
         self._argv = argv
+        self._says = says
 
     def seconds(self) -> float:
         """How long one takes from its start until it is gone and all it said was read."""
@@ -52,7 +53,7 @@ class BareProgram:
 
     def _end(self, pid: int, text: bytes) -> None:
         _, status = os.waitpid(pid, 0)
-        if status or text != b"hello\n":
+        if status or text != self._says:
             raise YardstickFailed(f"{self._argv[0]} does not work here (exit status {status})")
 
 

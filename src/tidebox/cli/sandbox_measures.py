@@ -1,0 +1,245 @@
+"""The rows of ``tidebox bench`` about live sandboxes: one is got, and programs, keys and files are sent to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from websockets.sync.client import ClientConnection, connect
+
+from tidebox.cli.copier import Copier
+from tidebox.cli.figures import Effort, Row, Samples, Title
+from tidebox.cli.served import Served
+from tidebox.cli.yardsticks import BareProgram
+from tidebox.config import Settings, load_settings, session_environment
+from tidebox.errors import TideboxError
+from tidebox.model.ids import new_id
+from tidebox.runtime.native.host import find_interpreters
+
+WARM_UP = 3
+EXEC_RATIO, EXEC_MILLISECONDS = 3.0, 3.0
+ECHO_MILLISECONDS = 10.0
+TRANSFER_MB_PER_SECOND = 200.0
+TRANSFER_RATIO = 0.5
+# What an installation keeps ready unless it is told otherwise.
+STOCK = Settings().pool_sandboxes
+
+_SESSIONS = "/v1/sandbox/sessions"
+_HELLO = "print('hello')"
+_PATIENCE_SECONDS = 60.0
+# Between two keys: a fast typist, and time for whatever else the shell writes.
+_KEY_SECONDS = 0.03
+_FILE = "/v1/files/{}?path=transfer"
+
+
+class SandboxBench:
+    """A server and one client of it that keeps its connection."""
+
+    def __init__(self, effort: Effort, directory: Path) -> None:
+        self._effort = effort
+        self._python = find_interpreters(load_settings().python, session_environment().get("PATH")).python
+        data_dir = directory / "sandboxes"
+        data_dir.mkdir()
+        self._server = Served(data_dir, rate_limit="off")
+        host, _, port = self._server.url.removeprefix("http://").rpartition(":")
+        self._http = http.client.HTTPConnection(host, int(port), timeout=_PATIENCE_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+        self._server.close()
+
+    def rows(self) -> Iterator[Row]:
+        """Every row, as it is measured."""
+        yield self._acquire()
+        session = self._session()
+        yield self._exec(session["token"])
+        yield self._echo(session)
+        yield from self._transfers(session["token"])
+        self._release(session)
+
+    def _acquire(self) -> Row:
+        """A sandbox for a thread that has none."""
+        bare = BareProgram(self._python, "-c", _HELLO)
+        ours, theirs = [], []
+        for number in range(WARM_UP + self._effort.samples):
+            self._rest()
+            start = time.perf_counter()
+            session = self._session()
+            mine = time.perf_counter() - start
+            self._release(session)
+            self._rest()
+            other = bare.seconds()
+            if number >= WARM_UP:
+                ours.append(mine * 1000)
+                theirs.append(other * 1000)
+        title = Title(
+            what="a sandbox for a new thread, from the stock",
+            yardstick="bare python3 -c",
+            hold=1.5,
+            better="lower",
+            unit="ms",
+        )
+        return title.row(ours, theirs)
+
+    def _exec(self, token: str) -> Row:
+        bare = BareProgram("/bin/true", says=b"")
+        ours, theirs = [], []
+        for number in range(WARM_UP + self._effort.samples):
+            self._server.rest()
+            start = time.perf_counter()
+            answer = json.loads(self._ask("POST", "/v1/exec", token, b'{"command":["/bin/true"]}'))
+            mine = time.perf_counter() - start
+            if answer["exit_code"] != 0:
+                raise TideboxError(f"true is false: {answer}")
+            self._server.rest()
+            other = bare.seconds()
+            if number >= WARM_UP:
+                ours.append(mine * 1000)
+                theirs.append(other * 1000)
+        measured, yardstick = Samples.of(ours), Samples.of(theirs)
+        return Row(
+            what="/bin/true in a live sandbox, POST /v1/exec",
+            yardstick="bare /bin/true",
+            hold=f"<= {EXEC_RATIO:g} + {EXEC_MILLISECONDS:g} ms",
+            unit="ms",
+            met=measured.p50 <= EXEC_RATIO * yardstick.p50 + EXEC_MILLISECONDS,
+            ratio=measured.p50 / yardstick.p50,
+            ours=measured,
+            theirs=yardstick,
+        )
+
+    def _echo(self, session: dict[str, Any]) -> Row:
+        """Keys on the terminal of a login shell, until each is seen."""
+        address = session["sandbox"]["ws_base_url"] + "/shell/ws"
+        headers = {"Authorization": f"Bearer {session['token']}"}
+        times = []
+        with connect(address, additional_headers=headers, compression=None) as shell:
+            shell.send(json.dumps({"type": "start"}))
+            _quiet(shell, 1.0)
+            # A key, and the one that takes it back.
+            for number in range(2 * self._effort.samples):
+                key = "x" if number % 2 == 0 else "\x7f"
+                self._server.rest()
+                start = time.perf_counter()
+                shell.send(json.dumps({"type": "stdin", "data": key}))
+                frame = json.loads(shell.recv(_PATIENCE_SECONDS))
+                times.append((time.perf_counter() - start) * 1000)
+                if frame["type"] != "stdout":
+                    raise TideboxError(f"the shell did not echo: {frame}")
+                _quiet(shell, _KEY_SECONDS)
+        ours = Samples.of(times)
+        return Row(
+            what="echo of a key in a shell, p99",
+            yardstick="none",
+            hold=f"< {ECHO_MILLISECONDS:g} ms",
+            unit="ms",
+            met=ours.p99 < ECHO_MILLISECONDS,
+            value=ours.p99,
+            ours=ours,
+        )
+
+    def _transfers(self, token: str) -> Iterator[Row]:
+        """A file up and down, by one client, to a sandbox and to a server that only copies."""
+        content = os.urandom(self._effort.transfer_bytes)
+        speeds = []
+        # Idle for so long that the server may have closed it.
+        self._http.close()
+        with Copier() as copier:
+            plain = http.client.HTTPConnection(*copier.address, timeout=_PATIENCE_SECONDS)
+            _until_it_listens(plain)
+            for _ in range(1 + self._effort.transfers):
+                self._server.rest()
+                ours = _copy(self._http, content, token)
+                self._ask("POST", "/v1/files/remove?path=transfer", token)
+                self._server.rest()
+                speeds.append((ours, _copy(plain, content, token)))
+            plain.close()
+        for what, way in (("file up, to a sandbox", 0), ("file down, from a sandbox", 1)):
+            mine, other = (Samples.of([pair[side][way] for pair in speeds[1:]]) for side in (0, 1))
+            ratio = mine.p50 / other.p50
+            yield Row(
+                what=what,
+                yardstick="the same through a bare HTTP server",
+                hold=f">= {TRANSFER_RATIO:g} or {TRANSFER_MB_PER_SECOND:g} MB/s",
+                unit="MB/s",
+                met=ratio >= TRANSFER_RATIO or mine.p50 >= TRANSFER_MB_PER_SECOND,
+                ratio=ratio,
+                ours=mine,
+                theirs=other,
+            )
+
+    def _session(self) -> dict[str, Any]:
+        body = json.dumps({"thread_id": new_id("thr"), "mode": "ensure"}).encode()
+        session: dict[str, Any] = json.loads(self._ask("POST", _SESSIONS, self._server.key, body))
+        return session
+
+    def _release(self, session: dict[str, Any]) -> None:
+        self._ask("DELETE", f"{_SESSIONS}/{session['session_id']}", self._server.key)
+
+    def _rest(self) -> None:
+        """Until the stock is full, and nothing is done any more."""
+        deadline = time.perf_counter() + _PATIENCE_SECONDS
+        while True:
+            self._server.rest()
+            if self._server.level("sandbox_stock_ready") == (STOCK,):
+                return
+            if time.perf_counter() > deadline:
+                raise TideboxError("the stock of sandboxes is not filled")
+
+    def _ask(self, method: str, path: str, token: str, body: bytes | None = None) -> bytes:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._http.request(method, path, body, headers)
+        answer = self._http.getresponse()
+        content = answer.read()
+        if answer.status not in (200, 204):
+            raise TideboxError(f"the server answered {answer.status}: {content.decode('utf-8', 'replace')}")
+        return content
+
+
+def _quiet(shell: ClientConnection, seconds: float) -> None:
+    """Read until nothing comes for so long."""
+    try:
+        while True:
+            shell.recv(seconds)
+    except TimeoutError:
+        return
+
+
+def _copy(connection: http.client.HTTPConnection, content: bytes, token: str) -> tuple[float, float]:
+    """MB/s up and down."""
+    headers = {"Authorization": f"Bearer {token}"}
+    start = time.perf_counter()
+    connection.request("POST", _FILE.format("upload"), content, headers)
+    answer = connection.getresponse()
+    answer.read()
+    up = time.perf_counter() - start
+    if answer.status != http.HTTPStatus.OK:
+        raise TideboxError(f"the upload was answered with {answer.status}")
+    received = bytearray(len(content))
+    start = time.perf_counter()
+    connection.request("GET", _FILE.format("download"), headers=headers)
+    answer = connection.getresponse()
+    place, size = memoryview(received), 0
+    while count := answer.readinto(place[size:]):
+        size += count
+    down = time.perf_counter() - start
+    if received != content:
+        raise TideboxError(f"{size} of {len(content)} bytes came back, or others")
+    return len(content) / up / 1e6, len(content) / down / 1e6
+
+
+def _until_it_listens(connection: http.client.HTTPConnection) -> None:
+    """The socket listens from the start; whoever answers it has to be loaded first."""
+    connection.request("GET", "/")
+    connection.getresponse().read()

@@ -275,6 +275,8 @@ class Process:
 
     def end_after(self, seconds: float) -> None:
         """Kill it if it runs so long."""
+        if self.over:
+            return  # a timer that nobody stops would keep all of it until then
         self._timer = asyncio.get_running_loop().call_later(seconds, self._time_out)
 
     def _time_out(self) -> None:

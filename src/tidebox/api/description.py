@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -25,21 +25,22 @@ _SECURITY: dict[str, list[dict[str, list[str]]]] = {
 _MODULE_NAME = re.compile(r"tidebox__api__([a-z])([a-z]*)__schemas__")
 
 
-def describe(rest: FastAPI, spec_versions: Sequence[str]) -> None:
-    """Let ``rest`` describe itself completely."""
+def describe(rest: FastAPI, spec_versions: Sequence[str], runtimes: Sequence[str]) -> None:
+    """Let ``rest`` describe itself completely, and as this server is: with what it can do."""
+    able = {"spec_version": spec_versions, "runtime": runtimes, "network_policy": ["deny_all"]}
 
     def openapi() -> dict[str, Any]:
         if rest.openapi_schema is None:
             rest.openapi_schema = _completed(
                 get_openapi(title=rest.title, version=rest.version, description=rest.description, routes=rest.routes),
-                spec_versions,
+                able,
             )
         return rest.openapi_schema
 
     rest.openapi = openapi  # type: ignore[method-assign] # as FastAPI's documentation says
 
 
-def _completed(document: dict[str, Any], spec_versions: Sequence[str]) -> dict[str, Any]:
+def _completed(document: dict[str, Any], able: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     document = json.loads(_MODULE_NAME.sub(lambda found: found[1].upper() + found[2], json.dumps(document)))
     components = document.setdefault("components", {})
     components["securitySchemes"] = dict(_SCHEMES)
@@ -52,11 +53,22 @@ def _completed(document: dict[str, Any], spec_versions: Sequence[str]) -> dict[s
             answers = operation["responses"]
             if "HTTPValidationError" in str(answers.get("422")):
                 del answers["422"]
+            for parameter in operation.get("parameters", ()):
+                parameter["schema"] = _not_null(parameter["schema"])
     schemas = components.get("schemas", {})
     for name in ("RunRequest", "SessionRequest"):
-        if name in schemas:
-            schemas[name]["properties"]["spec_version"]["enum"] = list(spec_versions)
+        for field, values in able.items() if name in schemas else ():
+            described = schemas[name]["properties"][field]
+            described.get("anyOf", [described])[0]["enum"] = list(values)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     dataplane.describe(document)
     return document
+
+
+def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter that need not be there is missing, or it is something: a query and a header know no null."""
+    options = schema.get("anyOf", [])
+    if {"type": "null"} not in options or len(options) != 2:
+        return schema
+    return {**{key: value for key, value in schema.items() if key != "anyOf"}, **options[0]}

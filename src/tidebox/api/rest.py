@@ -25,7 +25,8 @@ def make_rest(services: Services) -> FastAPI:
     rest.state.services = services
     rest.include_router(interpreter.make_router())
     rest.include_router(access.make_router())
-    describe(rest, services.policy.supported_spec_versions)
+    runtimes = [info.name for info in services.runtimes.infos if info.available]
+    describe(rest, services.policy.supported_spec_versions, runtimes)
     return rest
 
 

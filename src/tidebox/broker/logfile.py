@@ -121,12 +121,12 @@ class StoredLog:
                 break
         return found
 
-    def extents(self, stream: str | None = None) -> list[Extent]:
-        """Where output is, of one stream or of both, in the order in which it was written."""
+    def extents(self, stream: str | None = None, seq: int = 0) -> list[Extent]:
+        """Where output is, of one stream or of both, from an entry on, in the order in which it was written."""
         found = []
         for record in _records(self._file, 0):
             name = {_STDOUT: "stdout", _STDERR: "stderr"}.get(record.kind)
-            if name is not None and stream in (None, name):
+            if name is not None and stream in (None, name) and record.seq >= seq:
                 found.append(Extent(name, record.end - len(record.data), len(record.data)))
         return found
 

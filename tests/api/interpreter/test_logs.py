@@ -153,13 +153,23 @@ def test_a_run_that_wrote_nothing(streams: Streams) -> None:
     error_of(get(streams, run["run_id"], Range="bytes=0-"), 416, "invalid_request")
 
 
-@pytest.mark.parametrize("query", ["?stream=stdin", "?format=xml", "?from_seq=-1", "?from_seq=1", "?follow=maybe"])
+@pytest.mark.parametrize("query", ["?stream=stdin", "?format=xml", "?from_seq=-1", "?follow=maybe"])
 def test_queries_that_make_no_sense(streams: Streams, run_id: str, query: str) -> None:
     error_of(get(streams, run_id, query), 400, "invalid_request")
 
 
 def test_a_log_that_is_followed_has_no_ranges(streams: Streams, run_id: str) -> None:
-    error_of(get(streams, run_id, "?follow=true", Range="bytes=0-1"), 400, "invalid_request")
+    answer = get(streams, run_id, "?follow=true", Range="bytes=0-1")
+    assert (answer.status_code, answer.content) == (200, get(streams, run_id).content)
+
+
+def test_text_from_a_frame_on(streams: Streams, run_id: str) -> None:
+    frames = [frame for frame in streams.frames(run_id) if frame["type"] in ("stdout", "stderr")]
+    later = output(frames[1:])
+    query = f"?from_seq={frames[1]['seq']}"
+    assert get(streams, run_id, query).content == later != output(frames)
+    assert get(streams, run_id, f"{query}&follow=true").content == later
+    assert get(streams, run_id, query, Range="bytes=1-").content == later[1:]
 
 
 def test_only_who_may_see_a_run_may_read_its_log(start_server: StartServer, streams_of: StreamsOf) -> None:

@@ -27,6 +27,7 @@ _ERRORS = {
     413: "More bytes than the server accepts.",
     416: "The range asked for is not there.",
     422: "A policy that nothing on this server can enforce.",
+    431: "The request line and headers are longer than the server reads.",
     429: "The queue is full, the quota is used up, or there were too many requests; see `Retry-After`.",
     503: "The runtime, the store or the whole server is not available.",
 }
@@ -35,7 +36,7 @@ _ERRORS = {
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """How a route is described whose errors are these, and those that every route has."""
     found: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({*statuses, 400, 401, 429, 503}):
+    for status in sorted({*statuses, 400, 401, 429, 431, 503}):
         found[status] = {"model": ErrorEnvelope, "description": _ERRORS[status]}
         if status == 429:
             found[status]["headers"] = {

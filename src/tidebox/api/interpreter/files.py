@@ -57,7 +57,15 @@ SessionId = Annotated[str, Path(min_length=1, max_length=128, description="The s
 class FilesRequest(BaseModel):
     """Small files in the request itself, or a repository."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["files"], "properties": {"files": {"minItems": 1}, "git": {"type": "null"}}},
+                {"required": ["git"], "properties": {"files": {"maxItems": 0}, "git": {"type": "object"}}},
+            ]
+        },
+    )
 
     files: Annotated[list[InlineFile], Field(max_length=1000)] = Field(default_factory=list)
     git: GitRequest | None = None

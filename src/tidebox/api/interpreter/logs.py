@@ -18,7 +18,6 @@ from tidebox.api.ranges import ByteRange, parse_range
 from tidebox.broker.frame import Frame, Gap
 from tidebox.broker.hub import Reader
 from tidebox.broker.logfile import Extent, StoredLog
-from tidebox.errors import InvalidRequest
 from tidebox.model.events import Output
 
 router = APIRouter(tags=["runs"])
@@ -53,23 +52,19 @@ async def read_logs(
     format: Annotated[
         Literal["text", "jsonl"] | None, Query(description="Like `Accept`, for those who cannot set it.")
     ] = None,
-    from_seq: Annotated[int | None, Query(description="Where to begin; for JSON lines.", ge=0, le=2**53)] = None,
+    from_seq: Annotated[int | None, Query(description="The first frame that counts.", ge=0, le=2**53)] = None,
     follow: Annotated[bool, Query(description="Whether to go on until the run is over.")] = False,
     accept: Annotated[str | None, Header(description="`text/plain` or `application/x-ndjson`.")] = None,
-    range: Annotated[str | None, Header(description="One range of bytes.")] = None,
+    range: Annotated[str | None, Header(description="One range of bytes; not of a log that is followed.")] = None,
 ) -> Response:
     """The output as the program wrote it, both streams in the order of their arrival; or every frame of the log stream
     as a line of JSON.
 
-    Without `follow` the answer is what there is now. With it, ranges are not.
+    Without `follow` the answer is what there is now. With it ranges do not count: nobody knows how long it will be.
     """
     lines = _wants_lines(format, accept)
-    if from_seq is not None and not lines:
-        raise InvalidRequest("only JSON lines are numbered", field="from_seq")
     runs = services.broker.runs
     if follow:
-        if range is not None:
-            raise InvalidRequest("a log that is followed has no ranges", field="follow")
         reader = await runs.read_log(caller, run_id, from_seq)
         return _Answer(_rendered(reader, stream, lines), reader.close, LINES if lines else TEXT)
     if lines:
@@ -78,7 +73,7 @@ async def read_logs(
             part = await _measured(await runs.read_log_so_far(caller, run_id, from_seq), stream, range)
         return _lines(await runs.read_log_so_far(caller, run_id, from_seq), stream, part)
     _, log = await runs.stored_log(caller, run_id)
-    return await _text(log, stream, range)
+    return await _text(log, stream, from_seq, range)
 
 
 class _Answer(StreamingResponse):
@@ -119,7 +114,7 @@ def _wants_lines(format: str | None, accept: str | None) -> bool:
 # Text: slices of the file.
 
 
-async def _text(log: StoredLog | None, stream: StreamChoice | None, asked: str | None) -> Response:
+async def _text(log: StoredLog | None, stream: StreamChoice | None, seq: int | None, asked: str | None) -> Response:
     if log is None:
         parse_range(asked, 0)
         return Response(b"", media_type=TEXT)
@@ -128,7 +123,7 @@ async def _text(log: StoredLog | None, stream: StreamChoice | None, asked: str |
         await asyncio.to_thread(log.close)
 
     try:
-        extents = await asyncio.to_thread(log.extents, stream)
+        extents = await asyncio.to_thread(log.extents, stream, seq or 0)
         size = sum(extent.length for extent in extents)
         part = parse_range(asked, size)
     except BaseException:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from tidebox.api.interpreter.sources import GitRequest
 
@@ -26,10 +26,25 @@ VariableValue = Annotated[str, StringConstraints(max_length=65536, pattern=r"^[^
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
-Seconds = Annotated[float, Field(gt=0, le=31536000, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=2**40)]
 
-Env = Annotated[dict[VariableName, VariableValue], Field(max_length=MAX_VARIABLES)]
+
+def _number(value: Any) -> Any:
+    """Refuse what only looks like a number: true is not 1, and "5" is not 5."""
+    if isinstance(value, (bool, str)):
+        raise ValueError("give a number")
+    return value
+
+
+Number = BeforeValidator(_number)
+Seconds = Annotated[float, Field(gt=0, le=31536000, allow_inf_nan=False), Number]
+Count = Annotated[int, Field(ge=1, le=2**40), Number]
+Cpus = Annotated[float, Field(ge=0.01, le=1024, allow_inf_nan=False), Number]
+Mebibytes = Annotated[int, Field(ge=8, le=1048576), Number]
+
+Env = Annotated[
+    dict[VariableName, VariableValue],
+    Field(max_length=MAX_VARIABLES, json_schema_extra={"additionalProperties": False}),
+]
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MAX_LABELS)]
 
 
@@ -42,16 +57,25 @@ class _Request(BaseModel):
 class Resources(_Request):
     """What a run may use; more than the policy allows becomes the most it allows."""
 
-    cpu: Annotated[float, Field(ge=0.01, le=1024, allow_inf_nan=False)] | None = None
-    memory_mb: Annotated[int, Field(ge=8, le=1048576)] | None = None
-    pids: Annotated[int, Field(ge=4, le=32768)] | None = None
+    cpu: Cpus | None = None
+    memory_mb: Mebibytes | None = None
+    pids: Annotated[int, Field(ge=4, le=32768), Number] | None = None
+
+
+# What files.names takes, in the words of a schema; only the length of a name in bytes has none.
+_FILE_NAME = r"(?!\.{1,2}(?:/|$))[^/\\\u0000-\u001f\u007f]{1,255}"
+_FILE_PATH = rf"^(?![A-Za-z]:)(?:\./+)*{_FILE_NAME}(?:/+(?:\./+)*{_FILE_NAME}){{0,10}}(?:/+\.)*$"
+_BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 
 class InlineFile(_Request):
     """A small file that is put into the workspace before the program starts."""
 
-    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-    content_b64: Annotated[str, Field(max_length=2 * 1024 * 1024, json_schema_extra={"contentEncoding": "base64"})]
+    path: Annotated[str, Field(min_length=1, max_length=4096, json_schema_extra={"pattern": _FILE_PATH})]
+    content_b64: Annotated[
+        str,
+        Field(max_length=2 * 1024 * 1024, json_schema_extra={"contentEncoding": "base64", "pattern": _BASE64}),
+    ]
 
 
 class _Terms(_Request):
@@ -62,12 +86,8 @@ class _Terms(_Request):
     labels: Labels = Field(default_factory=dict)
     timeout_sec: Seconds | None = Field(None, description="How long the program may run.")
     resources: Resources | None = None
-    cpu_limit: Annotated[float, Field(ge=0.01, le=1024, allow_inf_nan=False)] | None = Field(
-        None, description="The same as `resources.cpu`."
-    )
-    memory_mb: Annotated[int, Field(ge=8, le=1048576)] | None = Field(
-        None, description="The same as `resources.memory_mb`."
-    )
+    cpu_limit: Cpus | None = Field(None, description="The same as `resources.cpu`.")
+    memory_mb: Mebibytes | None = Field(None, description="The same as `resources.memory_mb`.")
     network_policy: Network | None = None
     trust_level: Trust | None = Field(None, description="A profile of limits; it only narrows the policy.")
 
@@ -125,6 +145,8 @@ _ONE_OF: dict[str, Any] = {
         {"required": ["session_id"], "properties": {"session_id": {"type": "string"}, "base_image": {"type": "null"}}},
         {"required": ["base_image"], "properties": {"base_image": {"type": "string"}, "session_id": {"type": "null"}}},
     ],
+    "if": {"required": ["interactive"], "properties": {"interactive": {"const": True}}},
+    "then": {"properties": {"spec_version": {"not": {"const": "1.0"}}}},
 }
 
 
@@ -149,12 +171,14 @@ class RunRequest(_Terms):
     capture_patterns: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=1024)]], Field(max_length=MAX_PATTERNS)
     ] = Field(default_factory=list, description="Which files of the workspace are kept as artifacts.")
-    interactive: bool = Field(False, description="Whether input is sent over the log stream (since 1.1).")
+    interactive: Annotated[bool, Field(strict=True)] = Field(
+        False, description="Whether input is sent over the log stream (since 1.1)."
+    )
     stdin_max_bytes: Count | None = None
     stdin_max_frame_bytes: Count | None = None
     stdin_bps: Count | None = None
     stdin_idle_timeout_sec: Seconds | None = None
-    resume_from_seq: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    resume_from_seq: Annotated[int, Field(ge=0, le=2**53), Number] | None = None
 
     @model_validator(mode="after")
     def _one_of(self) -> RunRequest:

@@ -19,7 +19,7 @@ from tidebox.broker.bindings import Bindings
 from tidebox.broker.held import Ask, Held
 from tidebox.broker.reaper import Reaper
 from tidebox.broker.sandboxes import Access, Gate, LiveSandbox
-from tidebox.errors import BoxGone, CapabilityDenied, Expired, Forbidden, SandboxStarting, Unauthorized
+from tidebox.errors import BoxGone, CapabilityDenied, Conflict, Expired, Forbidden, SandboxStarting, Unauthorized
 from tidebox.model.ids import new_id
 from tidebox.model.principal import Actor, Caller, Principal
 from tidebox.model.sandbox import (
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from tidebox.broker.tokens import Claims, KeyRing
 
 _ANY_USER = ""
-# A sandbox on another server can be lost under whoever asks for it; but not each time.
-_TRIES = 3
+# A sandbox on another server can be released or lost under whoever asks for it; but not each time.
+_TRIES = 5
 
 
 class Sandboxes(Gate):
@@ -111,6 +111,8 @@ class Sandboxes(Gate):
         try:
             return held, await self._minted(held, sandbox, caller, ask.actor, capabilities, thread_id)
         except BoxGone:
+            if tries <= 1 and held.over:
+                raise Conflict("the sandbox is released as often as it is asked for", scope=ask.scope.id) from None
             if tries <= 1:
                 raise
         return await self._obtained(caller, ask, capabilities, tries - 1)

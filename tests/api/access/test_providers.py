@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import hashlib
 import json
 import random
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import httpx2 as httpx
 import pytest
 from websockets.sync.client import connect
 
-from tests.api.access.clients import JWT_SECRET, Client, error_of, found, use, wait_for
+from tests.api.access.clients import JWT_SECRET, SESSIONS, Client, error_of, found, use, wait_for
 from tests.api.access.test_races import rows, sockets
 from tests.api.access.tls import behind_tls, make_certificate
 from tests.api.conftest import NO_CELLS, RunningServer, finish, start
@@ -73,6 +76,11 @@ def open_socket(server: RunningServer, path: str, token: str) -> Any:
     return connect(url, additional_headers=headers, max_size=None, compression=None)
 
 
+def most_memory(server: RunningServer) -> int:
+    """The most memory that a server has had, in bytes."""
+    return int(Path(f"/proc/{server.pid}/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
+
+
 def test_a_relayed_sandbox_is_used_here_and_lives_there(
     ada: Client, server: RunningServer, machine: RunningServer, thread: str
 ) -> None:
@@ -99,6 +107,9 @@ def test_files_of_a_relayed_sandbox(ada: Client, server: RunningServer, thread: 
     session = ada.ensure(thread, provider_preference="relay")
     content = random.Random(1).randbytes(20 * 1024 * 1024)
     with dataplane(server, session["token"]) as plane:
+        assert plane.post("/files/upload?path=small", content=b"x").status_code == 200
+        assert plane.post("/files/remove?path=small").status_code == 200
+        before = most_memory(server)
 
         def pieces() -> Iterator[bytes]:
             for at in range(0, len(content), 700_001):
@@ -114,6 +125,7 @@ def test_files_of_a_relayed_sandbox(ada: Client, server: RunningServer, thread: 
             for piece in answer.iter_raw():
                 came.update(piece)
         assert came.digest() == hashlib.sha256(content).digest()
+        assert most_memory(server) - before < len(content) / 2, "a body was kept as a whole"
         part = plane.get("/files/download", params={"path": "form.bin"}, headers={"Range": "bytes=1000-1999"})
         assert (part.status_code, part.content) == (206, content[1000:2000])
         assert part.headers["content-range"] == f"bytes 1000-1999/{len(content)}"
@@ -341,7 +353,14 @@ def test_a_server_that_is_killed_and_comes_back(start_server: Starter, tmp_path:
     server = start_server(providers=described(machine.url, mode), **FAST)
     with Client(server) as client:
         before = client.ensure("t", provider_preference=mode)
-        machine.stop(signal.SIGKILL)
+        with open_socket(server if mode == "relay" else machine, "/v1/exec/ws", before["token"]) as connection:
+            program = Socket(connection)
+            program.send("start", command="sleep 300")
+            program.expect("ready", 60)
+            machine.stop(signal.SIGKILL)
+            if mode == "relay":
+                lost = program.expect("error", 30)["error"]
+                assert (lost["code"], lost["retryable"]) == ("BACKEND_UNAVAILABLE", True)
         refused = error_of(client.negotiate(thread_id="t", mode="ensure"), 503, "PROVIDER_UNAVAILABLE")
         assert refused["retryable"] is True
         scope = {"type": "thread", "id": "new"}
@@ -489,6 +508,90 @@ def test_another_server_over_tls(start_server: Starter, tmp_path: Path) -> None:
                 program.send("start", command="echo through")
                 program.expect("ready", 60)
                 program.read_until("through", 30)
+
+
+async def test_making_and_releasing_at_once_leaves_nothing_there(start_server: Starter, tmp_path: Path) -> None:
+    machine = start_machine(start_server, tmp_path / "machine")
+    server = start_server(providers=described(machine.url), pool_sandboxes="0", **FAST)
+    dice = random.Random(3)
+    async with httpx.AsyncClient(base_url=server.url, headers=server.headers, timeout=60) as client:
+
+        async def someone() -> None:
+            for _ in range(8):
+                body = {
+                    "thread_id": f"t{dice.randrange(3)}",
+                    "mode": "ensure",
+                    "provider_preference": dice.choice(MODES),
+                }
+                made = await client.post(SESSIONS, json=body)
+                assert made.status_code in (200, 409), made.text
+                if made.status_code == 200 and dice.random() < 0.6:
+                    gone = await client.delete(f"{SESSIONS}/{made.json()['session_id']}")
+                    assert gone.status_code in (204, 404), gone.text
+
+        await asyncio.gather(*(someone() for _ in range(6)))
+        for number in range(3):
+            assert (await client.delete(f"/v1/sandbox/scopes/thread/t{number}")).status_code == 204
+    assert rows(server) == rows(machine) == []
+    wait_for(lambda: sockets(machine) == [])
+
+
+class Impostor(BaseHTTPRequestHandler):
+    """Answers everything with what it was told to."""
+
+    answer: tuple[int, bytes] = (200, b"{}")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, body = self.answer
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Location", "/elsewhere")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def test_another_server_is_not_believed_everything(start_server: Starter) -> None:
+    impostor = ThreadingHTTPServer(("127.0.0.1", 0), Impostor)
+    serving = threading.Thread(target=impostor.serve_forever)
+    serving.start()
+    url = f"http://127.0.0.1:{impostor.server_address[1]}"
+    server = start_server(providers=described(url), auth_jwt_secret=JWT_SECRET, **FAST)
+    with Client(server, "ada") as ada, Client(server, "eve") as eve:
+        victim = ada.ensure("t")
+
+        def claiming(sandbox_id: str, base: str = "http://h/v1", token: str = "t") -> bytes:
+            credentials = {
+                "access_token": token,
+                "expires_at": "2999-01-01T00:00:00Z",
+                "granted_capabilities": ["exec"],
+            }
+            sandbox = {"id": sandbox_id, "http_base_url": base}
+            return json.dumps({"session_id": "s", "sandbox": sandbox, "credentials": credentials}).encode()
+
+        for answer in (
+            (200, claiming(victim["sandbox"]["id"])),
+            (200, claiming("../../etc")),
+            (200, claiming("sb-1", base="file:///etc")),
+            (200, claiming("sb-1", token="")),
+            (200, b"{}"),
+            (200, b"[" * 100_000),
+            (200, b"x" * 2_000_000),
+            (302, b""),
+            (401, b"{}"),
+            (500, b"<html>"),
+        ):
+            Impostor.answer = answer
+            for mode in MODES:
+                refused = eve.negotiate(thread_id="e", mode="ensure", provider_preference=mode)
+                error_of(refused, 503, "PROVIDER_UNAVAILABLE")
+        assert use(server, victim["token"]).status_code == 200
+    impostor.shutdown()
+    serving.join()
+    impostor.server_close()
 
 
 @pytest.mark.parametrize(

@@ -380,7 +380,7 @@ class Settings:
         (),
     )
     providers: tuple[RemoteServer, ...] = _setting(
-        "Other servers that sandboxes may be on, as a JSON list of objects with name, url, api_key or api_key_file, and "
+        "Other servers that sandboxes may be on: a JSON list of objects with name, url, api_key or api_key_file, and "
         "where wanted mode (relay or direct) and ca.",
         read_servers,
         (),

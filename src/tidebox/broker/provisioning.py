@@ -80,15 +80,15 @@ class Provisioner:
     async def _made(
         self, held: Held, candidates: Sequence[Provider], like: LiveSandbox | None
     ) -> tuple[Provider, LiveSandbox]:
-        *others, last = candidates
-        for provider in others:
+        reasons: list[TideboxError] = []
+        for provider in candidates:
             held.asked.add(provider.name)
             try:
                 return provider, await provider.create(held.binding.id, like)
             except _CANNOT as error:
-                self.record("sandbox.access.failed", replace(held.binding, provider=provider.name), error.code)
-        held.asked.add(last.name)
-        return last, await last.create(held.binding.id, like)
+                reasons.append(error)
+        # The best of them is the one whose reason counts.
+        raise reasons[0]
 
     async def resume(self, held: Held, provider: Provider) -> None:
         """Give a binding the sandbox that it had when this server was another."""

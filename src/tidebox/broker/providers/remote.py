@@ -52,7 +52,7 @@ class _Place(msgspec.Struct):
 class _Credentials(msgspec.Struct):
     access_token: Annotated[str, msgspec.Meta(min_length=1, max_length=8192)]
     expires_at: datetime.datetime
-    granted_capabilities: list[Capability]
+    granted_capabilities: list[str]
 
 
 class _Session(msgspec.Struct):
@@ -97,9 +97,12 @@ class RemoteProvider(Provider):
                 session = await self._made(binding_id, like)
         except Unreached:
             raise
-        except (ProviderUnavailable, TimeoutError):
+        except ProviderUnavailable:
             self._asked.add(binding_id)
-            raise ProviderUnavailable(f"the provider {self.name} does not answer", provider=self.name) from None
+            raise
+        except TimeoutError:
+            self._asked.add(binding_id)
+            raise ProviderUnavailable(f"the provider {self.name} takes too long", provider=self.name) from None
         self._asked.add(binding_id)
         return self._sandbox(binding_id, session)
 
@@ -152,7 +155,7 @@ class RemoteProvider(Provider):
             expires_at=expires_at,
             # The two clocks may differ by more than the pass is good for.
             renew_at=max(now + _SHORTEST_SECONDS, expires_at - before),
-            capabilities=frozenset(found.granted_capabilities),
+            capabilities=frozenset(held for held in Capability if held.value in found.granted_capabilities),
         )
 
     async def _negotiate(self, binding_id: str, mode: str, *, seconds: float = 15.0, **more: Any) -> _Session:

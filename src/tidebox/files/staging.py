@@ -94,6 +94,8 @@ class Stage:
             self._unpack(ZipReader(descriptor, self._limits.max_files * _LEFT_OUT_FACTOR))
             return
         with open(descriptor, "rb", closefd=False) as file:
+            if not file.peek(1):
+                raise InvalidRequest("the archive is empty: it has not even an end")
             self.unpack_tar(file, room)
 
     def unpack_tar(self, file: io.BufferedReader, room: int | None = None) -> None:

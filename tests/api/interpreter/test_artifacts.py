@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import io
@@ -228,6 +229,30 @@ def test_all_of_them_as_a_zip(ada: Service, run_id: str) -> None:
         assert archive.testzip() is None
         assert set(archive.namelist()) == {path for path, item in listed(ada, run_id).items() if not item["is_link"]}
         assert archive.read("dist/sub/data.bin") == CONTENT
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_zip(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(**NO_CELLS)
+    program = "import os\nfor n in range(4): open(str(n), 'wb').write(os.urandom(4 << 20))"
+    with Service.of(server) as client:
+        run_id = client.run(["python", "-c", program], capture_patterns=["*"])["id"]
+        for _ in range(3):
+            with client.http.stream("GET", f"/runs/{run_id}/artifacts.zip") as answer:
+                next(answer.iter_raw())
+        deadline = time.monotonic() + 20
+        while any("/artifacts/" in name for name in _open_files(server.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert server.stop() == 0
+    assert "Traceback" not in server.log
+
+
+def _open_files(pid: int) -> list[str]:
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(descriptor))
+    return found
 
 
 def test_a_zip_leads_nowhere_where_backslashes_separate(ada: Service) -> None:

@@ -306,6 +306,8 @@ def test_an_upload_that_is_too_long(small_server: RunningServer) -> None:
         (b'--b\r\nContent-Disposition: form-data; name="f"\r\n\r\n1\r\n--b--\r\n', "multipart/form-data; boundary=b"),
         (b"--b\r\nContent-Type: text/plain\r\n\r\n1\r\n--b--\r\n", "multipart/form-data; boundary=b"),
         (b"not a tar", "application/x-tar"),
+        (b"", "application/x-tar"),
+        (b"", "application/zip"),
         (b"\x1f\x8bnot gzip", "application/gzip"),
         (b"not a zip", "application/zip"),
         (b"{", "application/json"),

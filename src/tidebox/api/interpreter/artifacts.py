@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import io
 import os
 import time
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
+from tidebox.api.asgi import Receive, Scope, Send
 from tidebox.api.interpreter.common import CallerDep, ServicesDep, answer, errors, moment
 from tidebox.api.interpreter.downloads import (
     CHUNK_BYTES,
@@ -153,7 +155,7 @@ async def download_all(run_id: RunId, services: ServicesDep, caller: CallerDep) 
     found = await services.files.artifacts.of_run(run_id)
     services.files.read(caller, run_id=run_id)
     headers = {**attachment(f"{run_id}.zip"), "cache-control": "no-store"}
-    return StreamingResponse(_zipped(services.files.artifacts, found), 200, headers, "application/zip")
+    return _ZipAnswer(_zipped(services.files.artifacts, found), headers)
 
 
 @router.head("/runs/{run_id}/artifacts/{path:path}", include_in_schema=False)
@@ -210,28 +212,42 @@ class _Sink(io.RawIOBase):
         return b"".join(pieces)
 
 
-async def _zipped(artifacts: Artifacts, found: list[Artifact]) -> AsyncIterator[bytes]:
+class _ZipAnswer(StreamingResponse):
+    """An archive that is made while it is sent, and let go of where the client leaves in the middle of it."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes], headers: dict[str, str]) -> None:
+        super().__init__(pieces, headers=headers, media_type="application/zip")
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._pieces):
+            await super().__call__(scope, receive, send)
+
+
+async def _zipped(artifacts: Artifacts, found: list[Artifact]) -> AsyncGenerator[bytes]:
     sink = _Sink()
-    archive = zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED)
-    for artifact in found:
-        if artifact.is_link:
-            continue
-        try:
-            _, descriptor = await artifacts.open(artifact.run_id, artifact.path)
-        except NotFound:
-            continue  # its time was over while the others were sent
-        info = zipfile.ZipInfo(_entry_name(artifact.path), time.gmtime(artifact.created_at)[:6])
-        info.compress_type = zipfile.ZIP_DEFLATED
-        info.external_attr = 0o644 << 16
-        try:
-            with archive.open(info, "w") as entry:
-                while piece := await asyncio.to_thread(os.read, descriptor, CHUNK_BYTES):
-                    await asyncio.to_thread(entry.write, piece)
-                    if packed := sink.take():
-                        yield packed
-        finally:
-            os.close(descriptor)
-    archive.close()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        for artifact in found:
+            if artifact.is_link:
+                continue
+            try:
+                _, descriptor = await artifacts.open(artifact.run_id, artifact.path)
+            except NotFound:
+                continue  # its time was over while the others were sent
+            info = zipfile.ZipInfo(_entry_name(artifact.path), time.gmtime(artifact.created_at)[:6])
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
+            position = 0
+            try:
+                with archive.open(info, "w") as entry:
+                    # At a position: a thread that is late must not read on in what has this number after us.
+                    while piece := await asyncio.to_thread(os.pread, descriptor, CHUNK_BYTES, position):
+                        position += len(piece)
+                        await asyncio.to_thread(entry.write, piece)
+                        if packed := sink.take():
+                            yield packed
+            finally:
+                os.close(descriptor)
     yield sink.take()
 
 

@@ -274,6 +274,8 @@ async def test_what_files_do_not_do(sandbox: AsyncSandbox) -> None:
     assert caught.value.details["code"] == "FILE_ACCESS_DENIED"
     with pytest.raises(InvalidRequest, match="pathlib"):
         await sandbox.files.upload("file", "text")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="pathlib"):
+        await sandbox.files.download("file", "text")  # type: ignore[call-overload]
 
 
 async def test_a_file_is_sent_again_with_another_token(sandbox: AsyncSandbox, server: RunningServer) -> None:

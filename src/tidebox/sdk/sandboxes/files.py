@@ -71,6 +71,8 @@ class AsyncFiles:
 
         A file at a path is replaced when all has come, and left as it was when not.
         """
+        if isinstance(to, str):
+            raise InvalidRequest("to: give a path (pathlib.Path) or a file", field="to")
 
         async def attempt(grant: Grant) -> bytes | int:
             exchange = self._http.exchange(

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpcore2  # noqa: F401 # httpx2 loads it with the first request, which would hold up somebody's event loop
 import httpx2
 import msgspec
 from websockets.asyncio.client import ClientConnection

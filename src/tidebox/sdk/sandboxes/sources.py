@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
 from tidebox.errors import NotFound, SandboxStarting, Unauthorized
-from tidebox.sdk.errors import ConnectionLost
+from tidebox.sdk.errors import ConnectionLost, ServerProtocolError
 from tidebox.sdk.sandboxes.grants import Grant, from_negotiation, from_session, with_token
 from tidebox.sdk.sandboxes.http import Http
 from tidebox.sdk.target import Target
@@ -99,25 +99,30 @@ class Session:
 
     async def ask(self, last: Grant | None) -> Grant:
         # The same for every attempt: they are one request.
-        headers = {"Idempotency-Key": secrets.token_hex(16)}
-        return from_session(await self._control.ask_until_started(_SESSIONS, self._request, headers))
+        headers = {"Idempotency-Key": secrets.token_hex(16)} if self._request["mode"] == "ensure" else {}
+        grant = from_session(await self._control.ask_until_started(_SESSIONS, self._request, headers))
+        if grant.session_id is None:
+            raise ServerProtocolError("the server's answer does not name the session")
+        return grant
 
     async def refresh(self, grant: Grant) -> Grant:
-        assert grant.session_id is not None
-        path = f"{_SESSIONS}/{quote(grant.session_id, safe='')}/refresh"
-        fresh = with_token(grant, await self._control.ask("POST", path, {}, seconds=_ANSWER_SECONDS))
+        answer = await self._control.ask("POST", f"{_path(grant)}/refresh", {}, seconds=_ANSWER_SECONDS)
+        fresh = with_token(grant, answer)
         if fresh.capabilities != grant.capabilities:
             # The server goes by what the binding was last asked for, and that may have been somebody else's request.
             return await self.ask(grant)
         return fresh
 
     async def release(self, grant: Grant) -> None:
-        assert grant.session_id is not None
-        path = f"{_SESSIONS}/{quote(grant.session_id, safe='')}"
         try:
-            await self._control.ask("DELETE", path, seconds=_ANSWER_SECONDS)
+            await self._control.ask("DELETE", _path(grant), seconds=_ANSWER_SECONDS)
         except NotFound:
             pass  # somebody else was faster
+
+
+def _path(grant: Grant) -> str:
+    assert grant.session_id is not None
+    return f"{_SESSIONS}/{quote(grant.session_id, safe='')}"
 
 
 class Negotiation:

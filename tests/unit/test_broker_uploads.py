@@ -12,17 +12,18 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from tests.unit.stage import ADA, BOB
+from tests.unit.stage import ADA, BOB, until
 from tidebox.api.interpreter import files
 from tidebox.broker import uploads as module
 from tidebox.broker.audit import Audit
 from tidebox.broker.git import GitRules
 from tidebox.broker.meter import Meter
-from tidebox.broker.uploads import UploadRules, Uploads
+from tidebox.broker.uploads import Staged, UploadRules, Uploads
 from tidebox.broker.workspaces import Workspaces
 from tidebox.errors import Overloaded, StoreUnavailable
 from tidebox.files.staging import StageLimits
 from tidebox.files.trees import TreeLimits
+from tidebox.model.source import GitSource
 
 
 async def there() -> None:
@@ -36,7 +37,7 @@ async def uploads(tmp_path: Path) -> AsyncIterator[Uploads]:
     audit = Audit(tmp_path / "audit")
     await audit.start()
     rules = UploadRules(max_received=1000, stage=StageLimits(max_bytes=1000))
-    found = Uploads(tmp_path, workspaces, rules, GitRules(), Meter(), audit)
+    found = Uploads(tmp_path, workspaces, rules, GitRules(hosts=("github.com",)), Meter(), audit)
     await found.start()
     yield found
     found.close()
@@ -76,6 +77,31 @@ async def test_one_user_leaves_room_for_the_others(uploads: Uploads) -> None:
         assert caught.value.details["scope"] == "user"
         await slow.enter_async_context(uploads.receiving(BOB))
     await put(uploads, "later")
+
+
+async def test_slow_repositories_of_one_user_hold_up_nobody_else(
+    uploads: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = asyncio.Event()
+
+    async def fetch(source: GitSource, directory: Path) -> Staged:
+        if source.url.endswith("/slow"):
+            await slow.wait()
+        return Staged(directory / "tree", 0)
+
+    async def get(user: str, name: str) -> None:
+        async with uploads.fetched(user, GitSource(url=f"https://github.com/a/{name}")):
+            pass
+
+    monkeypatch.setattr(uploads, "_fetch", fetch)
+    hers = [asyncio.create_task(get("ada", "slow")) for _ in range(2 * module.MAX_CLONES)]
+    await until(lambda: len(list((tmp_path / "uploads").glob("*/tree"))) == len(hers))
+    await asyncio.sleep(0.05)  # for those who would take all places
+    await asyncio.wait_for(get("bob", "quick"), 20)
+    assert not any(task.done() for task in hers)
+    slow.set()
+    await asyncio.gather(*hers)
+    assert list((tmp_path / "uploads").iterdir()) == []
 
 
 async def test_a_client_that_says_nothing_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from tidebox.broker.workspaces import Held, Workspaces
 from tidebox.errors import StoreUnavailable
 from tidebox.model.principal import Caller
 from tidebox.model.run import Run
+from tidebox.model.source import GitSource
 from tidebox.runtime.base import Box, Ending, Order
 from tidebox.store.base import Store
 
@@ -80,7 +81,7 @@ class FileKeeper(Keeper):
             needed.callback(held.release)
             source = held.path
         if work.git is not None:
-            source = await self._fetch(work, held, needed)
+            source = await self._fetch(run.user, work.git, held, needed)
 
         async def place(box: Box) -> None:
             if source is not None:
@@ -97,11 +98,12 @@ class FileKeeper(Keeper):
 
         return replace(order, prepare=place if source is not None else None, harvest=take_out)
 
-    async def _fetch(self, work: Work, held: Held | None, needed: contextlib.AsyncExitStack) -> Path:
-        assert work.git is not None
+    async def _fetch(
+        self, user: str, source: GitSource, held: Held | None, needed: contextlib.AsyncExitStack
+    ) -> Path:
         if held is None:
-            return (await needed.enter_async_context(self.uploads.fetched(work.git))).tree
-        async with self.uploads.fetched(work.git) as staged:
+            return (await needed.enter_async_context(self.uploads.fetched(user, source))).tree
+        async with self.uploads.fetched(user, source) as staged:
             await held.put(staged.tree)
         return held.path
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from tidebox.broker.audit import Audit
 from tidebox.broker.git import Fetch, GitRules, check
@@ -33,6 +34,8 @@ from tidebox.model.source import GitSource
 _FLUSH_BYTES = 1 << 20
 MAX_CLONES = 4
 """Fetches at once: each is a process with a connection of its own."""
+MAX_USER_CLONES = MAX_CLONES // 2
+"""Of one user, however slowly they come: others wait for their own only."""
 _STAGING_THREADS = 2
 MAX_UPLOADS = 16
 """Uploads at once: each may take as much of the disk as a workspace before it is known to be too much."""
@@ -204,6 +207,7 @@ class Uploads:
         self._git = git
         self._meter = meter
         self._clones = asyncio.Semaphore(MAX_CLONES)
+        self._clones_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._under_way: Counter[str] = Counter()
         # Of their own, because they are long: whoever reads a log or a file must not wait for a slow host.
         self._threads = ThreadPoolExecutor(MAX_CLONES + _STAGING_THREADS, thread_name_prefix="files")
@@ -256,7 +260,7 @@ class Uploads:
         self, caller: Caller, session_id: str, source: GitSource, exists: Callable[[], Awaitable[object]]
     ) -> Uploaded:
         """Put the files of a repository into the workspace of a session."""
-        async with self.fetched(source) as staged:
+        async with self.fetched(caller.principal.user, source) as staged:
             with _disk_errors():
                 return await self._put(caller, session_id, staged, "git", staged.bytes, exists)
 
@@ -292,11 +296,12 @@ class Uploads:
         )
 
     @contextlib.asynccontextmanager
-    async def fetched(self, source: GitSource) -> AsyncIterator[Staged]:
+    async def fetched(self, user: str, source: GitSource) -> AsyncIterator[Staged]:
         """The files of a repository, in a directory that lasts as long as this."""
         check(source, self._git)
+        own = self._clones_of.setdefault(user, asyncio.Semaphore(MAX_USER_CLONES))
         async with self._directory() as directory:
-            async with self._clones:
+            async with own, self._clones:
                 staged = await self._fetch(source, directory)
             yield staged
 

@@ -149,3 +149,12 @@ async def test_a_session_without_files(workspaces: Workspaces) -> None:
     assert await workspaces.listing("ses-1", 10) == []
     with pytest.raises(NotFound):
         await workspaces.open("ses-1", ["a"])
+
+
+async def test_a_file_that_is_mostly_a_hole_takes_little_room(workspaces: Workspaces, tmp_path: Path) -> None:
+    sparse = _more(tmp_path, hole="")
+    os.truncate(sparse / "hole", LIMITS.max_bytes * 1000)
+    async with workspaces.for_upload("ses-1", there) as held:
+        await held.put(sparse)
+        tally = await held.put(_more(tmp_path, a="1"))
+    assert (tally.files, tally.bytes) == (2, 1)

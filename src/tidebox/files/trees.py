@@ -219,7 +219,7 @@ def copy_tree(
                 tally.files += 1
                 if link_files:
                     os.link(entry.name, entry.name, src_dir_fd=entry.directory, dst_dir_fd=here, follow_symlinks=False)
-                    tally.bytes += entry.status.st_size
+                    tally.bytes += _taken(entry.status)
                     if tally.bytes > limits.max_bytes:
                         raise _too_large(limits.max_bytes)
                 else:
@@ -309,8 +309,13 @@ def size_of(root: int, limits: TreeLimits) -> Tally:
             tally.files += 1
         elif entry.is_file:
             tally.files += 1
-            tally.bytes += min(entry.status.st_size, entry.status.st_blocks * 512)
+            tally.bytes += _taken(entry.status)
     return tally
+
+
+def _taken(status: os.stat_result) -> int:
+    """What a file takes of the disk, as far as that is content: less than its size where it has holes."""
+    return min(status.st_size, status.st_blocks * 512)
 
 
 def remove_tree(path: Path) -> None:

@@ -198,6 +198,7 @@ def test_a_download_is_resumed_only_if_it_is_the_same_file(ada: Service, run_id:
     assert download(ada, run_id, "dist/sub/data.bin", Range="bytes=1-2", **{"If-Range": etag}).status_code == 206
     assert download(ada, run_id, "dist/sub/data.bin", Range="bytes=1-2", **{"If-Range": '"x"'}).status_code == 200
     assert download(ada, run_id, "dist/sub/data.bin", **{"If-None-Match": etag}).status_code == 304
+    assert download(ada, run_id, "dist/sub/data.bin", **{"If-None-Match": "*"}).status_code == 304
 
 
 def test_text_is_compressed_for_those_who_accept_it(ada: Service, run_id: str) -> None:

@@ -86,7 +86,8 @@ def _answer(request: Request, download: Download) -> Response:
         "cache-control": "private, no-cache",
         "vary": "Accept-Encoding",
     }
-    if etag in [tag.strip().removeprefix("W/") for tag in given.get("if-none-match", "").split(",")]:
+    known = [tag.strip().removeprefix("W/") for tag in given.get("if-none-match", "").split(",")]
+    if etag in known or "*" in known:
         os.close(download.descriptor)
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=_without(headers, "content-type"))
     fresh = given.get("if-range") in (None, etag, headers["last-modified"])

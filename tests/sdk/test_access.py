@@ -303,6 +303,8 @@ async def test_a_configuration_becomes_a_sandbox(
     # It is whoever negotiated it who ends it.
     async with await AsyncSandbox.connect(config.get("config", config)) as sandbox:
         assert (await sandbox.exec("true")).ok
+        with pytest.raises(InvalidRequest, match="whoever negotiated it"):
+            await sandbox.release()
 
 
 @pytest.mark.parametrize("url", ["/sandbox/refresh", "{server}/sandbox/refresh"])
@@ -340,6 +342,8 @@ async def test_configurations_that_are_none(server: RunningServer, thread: str) 
         {"sandbox": {**good, "token": "a b"}},
         {"sandbox": {**good, "expires_at": "soon"}},
         {"sandbox": {**good, "sandbox": {**good["sandbox"], "http_base_url": "file:///etc"}}},
+        {"sandbox": {**good, "sandbox": {**good["sandbox"], "http_base_url": "http://user:word@host"}}},
+        {"sandbox": {**good, "refresh_url": "ftp://host/refresh"}},
     ]
     for wrong in hopeless:
         with pytest.raises(TideboxError) as caught:

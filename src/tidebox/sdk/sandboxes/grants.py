@@ -193,8 +193,9 @@ def _granted(credentials: _Credentials | None) -> frozenset[str] | None:
 
 def _address(url: str, kind: str) -> str:
     parts = urlsplit(url)
-    if parts.scheme not in (kind, f"{kind}s") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError(f"not an address of a sandbox: {url!r}")
+    known = parts.scheme in (kind, f"{kind}s") and parts.hostname and parts.port != 0
+    if not known or parts.username is not None or parts.query or parts.fragment:
+        raise ValueError("not the address of a sandbox or its server")
     return url.rstrip("/")
 
 

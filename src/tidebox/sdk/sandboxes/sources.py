@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
-from tidebox.errors import NotFound, SandboxStarting, Unauthorized
+from tidebox.errors import InvalidRequest, NotFound, SandboxStarting, Unauthorized
 from tidebox.sdk.errors import ConnectionLost, ServerProtocolError
 from tidebox.sdk.sandboxes.grants import Grant, from_negotiation, from_session, with_token
 from tidebox.sdk.sandboxes.http import Http
@@ -163,7 +163,7 @@ class Given:
         return await renewed_by_token(self._http, grant)
 
     async def release(self, grant: Grant) -> None:
-        """Whoever negotiated it ends it."""
+        raise InvalidRequest("this sandbox is released by whoever negotiated it")
 
 
 async def renewed_by_token(http: Http, grant: Grant) -> Grant:

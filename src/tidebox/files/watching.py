@@ -22,7 +22,7 @@ MAX_DIRECTORIES = 2048
 """Watched at once; the kernel keeps about a kilobyte for each."""
 # Told at once; of a tree that is moved in with more entries than this the rest is an overflow.
 MAX_CHANGES = 8192
-_READ_BYTES = 64 * 1024
+_READ_BYTES = 16 * 1024
 # The two halves of a move are queued one after the other, but the reader may come in between.
 _PAIR_SECONDS = 0.005
 

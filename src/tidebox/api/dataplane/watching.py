@@ -21,6 +21,8 @@ from tidebox.runtime.base import WORKSPACE, Watch
 
 _log = structlog.get_logger("tidebox.api")
 
+_AT_ONCE = 256
+
 
 class WatchConnection(Connection):
     """A socket on which changes are told. It keeps nothing: what its client does not take waits in the kernel."""
@@ -57,9 +59,12 @@ class WatchConnection(Connection):
         """Until the directory, the sandbox or the token's time is over."""
         try:
             while changes := await self._changes(watch):
-                if not self._good:
-                    raise revoked()
-                await self._say(*map(_frame, changes))
+                for start in range(0, len(changes), _AT_ONCE):
+                    if not self._good:
+                        raise revoked()
+                    await self._say(*map(_frame, changes[start : start + _AT_ONCE]))
+                    # A client that reads as fast as a program writes must not keep the server to itself.
+                    await asyncio.sleep(0)
             await self._close(NORMAL)
         except TideboxError as error:
             await self._end(error)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from tidebox.errors import BoxGone, FileOperationFailed, InvalidRequest, QuotaExceeded
@@ -17,6 +18,12 @@ from tidebox.runtime.base import WORKSPACE, Watch
 
 MAX_WATCHES = 16
 """Of one box; each is one of the machine's ``fs.inotify.max_user_instances``."""
+# After so many changes at once whoever watches takes a breath, the longer the more watch the same box: a program can
+# make changes faster than the server can tell of them, and is to cost it so much and no more.
+MANY_CHANGES = 256
+BREATH_SECONDS = 0.02
+# Of their own: programs that make many changes must not keep others from the threads of the store.
+_threads = ThreadPoolExecutor(2, thread_name_prefix="watch")
 _MACHINE_IS_FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM})
 
 Answer = TypeVar("Answer")
@@ -35,7 +42,7 @@ class Watches:
         if len(self._open) >= MAX_WATCHES:
             raise QuotaExceeded(f"a sandbox has {MAX_WATCHES} watches at most", quota="watches", limit=MAX_WATCHES)
         with _told_as_ours():
-            watch = NativeWatch(TreeWatch(self._workspace, parts, recursive), self._open.discard)
+            watch = NativeWatch(TreeWatch(self._workspace, parts, recursive), self._open)
         self._open.add(watch)
         try:
             await watch.begin()
@@ -58,9 +65,11 @@ class Watches:
 class NativeWatch(Watch):
     """A tree that is watched. What blocks is done by threads, one at a time."""
 
-    def __init__(self, tree: TreeWatch, on_close: Callable[[NativeWatch], None]) -> None:
+    def __init__(self, tree: TreeWatch, siblings: set[NativeWatch]) -> None:
+        """``siblings`` are all that are open of the same box."""
         self._tree = tree
-        self._on_close = on_close
+        self._siblings = siblings
+        self._breathless = False
         self._loop = asyncio.get_running_loop()
         self._lost = asyncio.Event()
         self._closed = False
@@ -73,10 +82,14 @@ class NativeWatch(Watch):
 
     async def changes(self) -> list[Change]:
         while not self._tree.over:
+            if self._breathless:
+                await asyncio.sleep(BREATH_SECONDS * len(self._siblings))
             await self._readable()
             if self._lost.is_set():
                 raise BoxGone("the sandbox is gone")
-            if found := await self._do(self._tree.take):
+            found = await self._do(self._tree.take)
+            self._breathless = len(found) >= MANY_CHANGES
+            if found:
                 return found
         return []
 
@@ -92,7 +105,7 @@ class NativeWatch(Watch):
                 self._loop.remove_reader(self._tree.fileno())
 
     async def _do(self, work: Callable[[], Answer]) -> Answer:
-        working = self._loop.run_in_executor(None, work)
+        working = self._loop.run_in_executor(_threads, work)
         self._working = working
         with _told_as_ours():
             # Whoever does not wait for it any more closes the watch, which waits for it.
@@ -115,7 +128,7 @@ class NativeWatch(Watch):
 
     def _finish(self, *unused: object) -> None:
         self._tree.close()
-        self._on_close(self)
+        self._siblings.discard(self)
         self._finished.set()
 
 

@@ -440,6 +440,22 @@ def test_a_server_that_runs_nothing_itself(start_server: Starter, tmp_path: Path
         error_of(refused, 503, "PROVIDER_UNAVAILABLE")
 
 
+def test_when_one_server_is_full_the_next_is_asked(start_server: Starter, tmp_path: Path) -> None:
+    small = start_machine(start_server, tmp_path / "small", max_sandboxes_per_user="1")
+    large = start_machine(start_server, tmp_path / "large")
+    servers = [{"name": name, "url": at.url, "api_key": KEY} for name, at in (("small", small), ("large", large))]
+    server = start_server(providers=json.dumps(servers), enable_execution="false", **FAST)
+    with Client(server) as client:
+        made = [client.ensure(thread) for thread in ("a", "b", "c")]
+        assert [session["sandbox"]["provider"] for session in made] == ["small", "large", "large"]
+        for session in made:
+            assert use(server, session["token"]).status_code == 200
+        full = client.negotiate(thread_id="d", mode="ensure", provider_preference="small")
+        assert "RATE_LIMITED" in error_of(full, 503, "PROVIDER_UNAVAILABLE")["message"]
+        client.of_session("DELETE", made[0]["session_id"])
+        assert client.ensure("d")["sandbox"]["provider"] == "small"
+
+
 def test_what_is_needed_here_is_not_idle_there(start_server: Starter, tmp_path: Path) -> None:
     machine = start_machine(
         start_server, tmp_path / "machine", idle_timeout_sec="2", lease_ttl_sec="2", reaper_grace_sec="0.2"

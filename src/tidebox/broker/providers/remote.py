@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
 import re
 import time
 from collections.abc import Coroutine
 from typing import Annotated, Any
 
 import msgspec
-import structlog
 
 from tidebox.broker.failures import internal_error
 from tidebox.broker.providers.base import Provider
@@ -26,7 +26,7 @@ from tidebox.model.principal import Actor
 from tidebox.model.providers import DIRECT, LOCAL, RemoteServer
 from tidebox.model.sandbox import Capability, named
 
-_log = structlog.get_logger("tidebox.providers")
+_log = logging.getLogger(__name__)
 
 _SESSIONS = "/v1/sandbox/sessions"
 _SCOPE_TYPE = "workspace"
@@ -58,7 +58,7 @@ class _Credentials(msgspec.Struct):
 class _Session(msgspec.Struct):
     """What is needed of the other server's answer."""
 
-    session_id: str
+    session_id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
     sandbox: _Place
     credentials: _Credentials
 
@@ -227,7 +227,7 @@ class RemoteProvider(Provider):
             if self.up:
                 return await self._released(binding_id)
         except ProviderUnavailable as error:
-            _log.warning("not_released", provider=self.name, binding_id=binding_id, reason=error.message)
+            _log.warning("the sandbox of %s is not released yet: %s", binding_id, error)
         task = asyncio.get_running_loop().create_task(self._release_later(binding_id), name="release")
         self._releasing[binding_id] = task
         task.add_done_callback(lambda _: self._releasing.pop(binding_id, None))

@@ -113,6 +113,7 @@ async def _run(settings: Settings, data_dir: DataDir, sock: socket.socket) -> No
 
 
 def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
+    from tidebox.api.following import Following
     from tidebox.api.health import Health
     from tidebox.api.metrics import Levels, Metrics
     from tidebox.api.rates import RateLimiter
@@ -187,6 +188,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
         rate_limiter=RateLimiter(settings.rate_limit),
         metrics=metrics,
         health=Health(),
+        following=Following(settings.ws_max_streams_per_user),
         policy=policy,
         planner=Planner(policy, runtimes),
         runtimes=runtimes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidebox.api.auth import Authenticator
+from tidebox.api.following import Following
 from tidebox.api.health import Health
 from tidebox.api.metrics import Metrics
 from tidebox.api.rates import RateLimiter
@@ -32,6 +33,7 @@ class Services:
     metrics: Metrics
     health: Health
     signer: Signer
+    following: Following
     policy: Policy
     planner: Planner
     runtimes: Runtimes

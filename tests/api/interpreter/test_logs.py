@@ -163,6 +163,22 @@ def test_a_log_that_is_followed_has_no_ranges(streams: Streams, run_id: str) -> 
     assert (answer.status_code, answer.content) == (200, get(streams, run_id).content)
 
 
+def test_one_user_follows_only_so_many(start_server: StartServer, streams_of: StreamsOf) -> None:
+    streams = streams_of(start_server(rate_limit="off", ws_max_streams_per_user="2"))
+    run_id = streams.python("import time; print('up', flush=True); time.sleep(60)")["run_id"]
+    path = f"/runs/{run_id}/logs?follow=true"
+    with streams.http.stream("GET", path) as first, streams.stream(run_id):
+        assert next(first.iter_text()) == "up\n"
+        error = error_of(streams.http.get(path), 429, "quota_exceeded")
+        assert error["details"]["quota"] == "streams"
+        assert get(streams, run_id).text == "up\n"
+    streams.cancel(run_id)
+    # Whoever left gives back his place as soon as the server sees it.
+    deadline = time.monotonic() + 20
+    while get(streams, run_id, "?follow=true").status_code != 200:
+        assert time.monotonic() < deadline
+
+
 def test_text_from_a_frame_on(streams: Streams, run_id: str) -> None:
     frames = [frame for frame in streams.frames(run_id) if frame["type"] in ("stdout", "stderr")]
     later = output(frames[1:])

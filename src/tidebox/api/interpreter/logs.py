@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
@@ -65,8 +66,11 @@ async def read_logs(
     lines = _wants_lines(format, accept)
     runs = services.broker.runs
     if follow:
-        reader = await runs.read_log(caller, run_id, from_seq)
-        return _Answer(_rendered(reader, stream, lines), reader.close, LINES if lines else TEXT)
+        async with contextlib.AsyncExitStack() as needed:
+            needed.enter_context(services.following.one_more(caller.principal.user))
+            reader = await runs.read_log(caller, run_id, from_seq)
+            needed.push_async_callback(reader.close)
+            return _Answer(_rendered(reader, stream, lines), needed.pop_all().aclose, LINES if lines else TEXT)
     if lines:
         part = None
         if range is not None:

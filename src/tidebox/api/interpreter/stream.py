@@ -11,8 +11,7 @@ import base64
 import binascii
 import contextlib
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Literal
 from urllib.parse import parse_qsl
@@ -26,7 +25,7 @@ from tidebox.api.interpreter import envelope
 from tidebox.api.services import Services
 from tidebox.broker.frame import Frame
 from tidebox.broker.hub import Reader
-from tidebox.errors import InvalidRequest, NotFound, QuotaExceeded, ShuttingDown, TideboxError, Unauthorized
+from tidebox.errors import InvalidRequest, NotFound, ShuttingDown, TideboxError, Unauthorized
 from tidebox.model.log import Ended, Heartbeat
 from tidebox.model.principal import ADMIN_ROLE, Caller, Principal
 
@@ -68,7 +67,6 @@ class StreamSurface:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._streams: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection, from the upgrade to its end."""
@@ -80,7 +78,7 @@ class StreamSurface:
         caller = await self._caller(scope, run_id, query)
         await self._services.rate_limiter.check(caller.principal)
         seq, tail = _place(query)
-        with self._one_more(caller.principal.user):
+        with self._services.following.one_more(caller.principal.user):
             reader = await self._services.broker.runs.read_log(caller, run_id, seq, tail=tail)
             try:
                 await self._serve(scope, receive, send, _Stream(self._services, caller, run_id, reader, send))
@@ -114,21 +112,6 @@ class StreamSurface:
             principal = self._services.authenticator.authenticate(scope["headers"])
         context.caller = Caller(principal, context.address, context.request_id, SURFACE)
         return context.caller
-
-    @contextlib.contextmanager
-    def _one_more(self, user: str) -> Iterator[None]:
-        limit = self._services.settings.ws_max_streams_per_user
-        if self._streams[user] >= limit:
-            raise QuotaExceeded(
-                f"the quota streams of {limit} is used up", quota="streams", limit=limit, held=self._streams[user]
-            )
-        self._streams[user] += 1
-        try:
-            yield
-        finally:
-            self._streams[user] -= 1
-            if not self._streams[user]:
-                del self._streams[user]
 
 
 def _has_credential(scope: Scope) -> bool:

@@ -58,10 +58,11 @@ async def run(sandbox: Sandbox, request: ExecRequest, seconds: float) -> dict[st
     """Run a program to its end; cancelling the call kills it. Output beyond the bound is dropped, and said to be."""
     command = make_command(request.command, cwd=request.cwd, env=request.env)
     stdin = (request.stdin or "").encode()
-    process = await start(sandbox, command, capability=Capability.EXEC, stdin=stdin)
+    process = await start(sandbox, command, capability=Capability.EXEC)
     reader = process.attach()
     try:
         process.end_after(seconds)
+        process.put_input(stdin, eof=True)
         collected = _Collected(request.max_output_bytes)
         while (pieces := await reader.read()) is not None:
             for piece in pieces:

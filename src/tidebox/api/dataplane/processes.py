@@ -326,18 +326,8 @@ class Processes:
             self._kept.pop(sandbox_id, None)
 
 
-async def start(
-    sandbox: LiveSandbox,
-    command: Command,
-    *,
-    capability: Capability,
-    detachable: bool = False,
-    stdin: bytes | None = None,
-) -> Process:
-    """Start a program, which keeps the sandbox in use until it is over; ExecFailed if it cannot be started.
-
-    ``stdin`` is all of its input, where that is known.
-    """
+async def start(sandbox: LiveSandbox, command: Command, *, capability: Capability, detachable: bool = False) -> Process:
+    """Start a program, which keeps the sandbox in use until it is over; ExecFailed if it cannot be started."""
     held = contextlib.AsyncExitStack()
     box = await held.enter_async_context(sandbox.use())
     try:
@@ -346,9 +336,6 @@ async def start(
         await held.aclose()
         raise
     process = Process(running, held, detachable=detachable, capability=capability, terminal=command.tty is not None)
-    if stdin is not None:
-        # Right behind the order: once the program runs, nobody else need be awake.
-        process.put_input(stdin, eof=True)
     try:
         await process.started()
     except asyncio.CancelledError:

@@ -127,10 +127,8 @@ class ProgramConnection(Connection):
         if detachable:
             self._desk.processes.check_room(access.sandbox.id)
         self._desk.audit.check()
-        self._takes_input = request.stdin or terminal is not None
-        stdin = None if self._takes_input else b""
         try:
-            process = await start(access.sandbox, command, capability=capability, detachable=detachable, stdin=stdin)
+            process = await start(access.sandbox, command, capability=capability, detachable=detachable)
         except TideboxError as error:
             self._record(access, "sandbox.process.refused", error.code)
             raise
@@ -139,6 +137,9 @@ class ProgramConnection(Connection):
             process.end_after(seconds)
         if detachable:
             self._desk.processes.keep(access.sandbox.id, process)
+        self._takes_input = request.stdin or terminal is not None
+        if not self._takes_input:
+            process.put_input(b"", eof=True)
         return process
 
     async def _deliver(self, process: Process, reader: Reader) -> None:

@@ -282,6 +282,12 @@ class Settings:
     max_log_bytes: int = _setting(
         "How much of a run's output is kept; what is beyond is dropped, and the run goes on.", _whole, 10485760, low=0
     )
+    logs_cap_mb: int = _setting(
+        "The most that the logs of all runs take of the disk, in MiB; beyond, the oldest go before their time.",
+        _whole,
+        10240,
+        low=1,
+    )
     max_upload_mb: int = _setting("The largest upload to a session, in MiB.", _whole, 64, low=1)
     max_upload_files: int = _setting("The most files of one upload.", _whole, 1000, low=1, high=100_000)
     max_upload_depth: int = _setting("How deep the directories of an upload may be nested.", _whole, 10, low=1, high=50)

@@ -167,6 +167,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
             claims=settings.idempotency_ttl_sec,
             # A run is known for as long as its artifacts are.
             runs=max(Retention().runs, settings.artifact_ttl_hours * 3600),
+            log_bytes=settings.logs_cap_mb * MIB,
         ),
         reaper_interval=settings.reaper_interval_sec,
         hub=Hub(

@@ -582,6 +582,31 @@ async def test_old_runs_and_keys_are_forgotten(
         await asyncio.sleep(0.001)
 
 
+async def test_the_oldest_logs_go_where_there_are_too_many(
+    make_broker: MakeBroker, stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tidebox.broker.runs._PRUNE_SECONDS", 0.001)
+    logs = tmp_path / "runs"
+    hub = Hub(LogFiles(logs), kept_channels=0)
+    broker = await make_broker(retention=Retention(log_bytes=1500), hub=hub)
+    runs, plays = [], []
+    for number in range(3):
+        runs.append((await submit(broker)).run)
+        plays.append(await stage.play(number))
+        await plays[-1].say(b"x" * 1000)
+        if number < 2:
+            plays[-1].finish()
+            await finished(broker, runs[-1])
+    # The last one goes on, and is never among them.
+    await until(lambda: os.listdir(logs) == [runs[2].id], 0.001)
+    for gone in runs[:2]:
+        for ask in (broker.runs.read_log, broker.runs.read_log_so_far, broker.runs.stored_log):
+            with pytest.raises(NotFound, match="not kept any more"):
+                await ask(ADA, gone.id)
+    plays[2].finish()
+    await finished(broker, runs[2])
+
+
 async def test_logs_go_with_their_runs_and_a_store_that_is_away_is_asked_again(
     make_broker: MakeBroker, stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

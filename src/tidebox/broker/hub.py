@@ -345,7 +345,8 @@ class Hub:
             return channel.read_from(seq, tail=tail, files=self.files, run_id=run.id, on_drop=self._on_drop)
         if self.files is None:
             return None
-        return StoredReader(self.files, await self.files.open(run.id), run, seq, tail=tail)
+        log = await self.files.open(run.id)
+        return StoredReader(self.files, log, run, seq, tail=tail) if log is not None or not run.log_bytes else None
 
     async def stored(self, run_id: str) -> StoredLog | None:
         """The log of a run as a file with everything in it so far."""
@@ -357,7 +358,9 @@ class Hub:
     async def snapshot(self, run: Run, seq: int | None = None) -> Reader | None:
         """A reader of what is in a run's log so far, the end included if there is one; None without logs."""
         log = await self.stored(run.id)
-        return StoredReader(self.files, log, run, seq, tail=False) if self.files is not None else None
+        if self.files is None or (log is None and run.log_bytes):
+            return None
+        return StoredReader(self.files, log, run, seq, tail=False)
 
     def end(self, run_id: str, entry: Ended) -> None:
         """End the log of a run, and keep it for a while."""

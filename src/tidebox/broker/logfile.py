@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import struct
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,6 +66,14 @@ _DECODERS: dict[int, Callable[[bytes], LogEntry]] = {
     _INPUT_CLOSED: lambda data: InputClosed(data.decode()),
     _HEARTBEAT: lambda data: Heartbeat(_TIME.unpack(data)[0]),
 }
+
+
+class KeptLog(NamedTuple):
+    """The log of a run on the disk."""
+
+    run_id: str
+    modified: float
+    size: int
 
 
 class Extent(NamedTuple):
@@ -259,11 +266,11 @@ class LogFiles:
         """Do something that blocks beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(work, *arguments))
 
-    async def older_than(self, seconds: float) -> list[str]:
-        """The runs whose logs were last written that long ago."""
-        return await self.call(self._older_than, time.time() - seconds)
+    async def kept(self) -> list[KeptLog]:
+        """Every log there is, those first that were written last."""
+        return await self.call(self._kept)
 
-    def _older_than(self, moment: float) -> list[str]:
+    def _kept(self) -> list[KeptLog]:
         try:
             entries = list(os.scandir(self._directory))
         except FileNotFoundError:
@@ -271,11 +278,11 @@ class LogFiles:
         found = []
         for entry in entries:
             try:
-                if self._path(entry.name).stat().st_mtime < moment:
-                    found.append(entry.name)
+                status = self._path(entry.name).stat()
             except OSError:
                 continue  # no log in it, or gone just now
-        return found
+            found.append(KeptLog(entry.name, status.st_mtime, status.st_size))
+        return sorted(found, key=lambda log: log.modified, reverse=True)
 
     async def remove(self, run_id: str) -> None:
         """Remove the log of a run, and the directory of the run if nothing else is in it."""

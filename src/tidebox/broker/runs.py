@@ -30,6 +30,7 @@ from tidebox.broker.worker import Worker
 from tidebox.errors import Conflict, Forbidden, NotFound, ShuttingDown, StoreUnavailable, TideboxError
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.ids import new_id
+from tidebox.model.limits import MIB
 from tidebox.model.listing import RunPage, RunQuery
 from tidebox.model.log import Ended, PhaseChanged
 from tidebox.model.principal import Caller
@@ -60,10 +61,12 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long things are remembered, in seconds."""
+    """How long things are remembered, in seconds, and how much of them."""
 
     claims: float = 600.0
     runs: float = 24 * 3600.0
+    log_bytes: int = 10 * 1024 * MIB
+    """Of all logs together: what is older is forgotten before its time."""
 
 
 class Runs:
@@ -198,7 +201,7 @@ class Runs:
         """A reader of a run's log, from ``seq``, from the oldest entry kept, or with ``tail`` from now on."""
         reader = await self._hub.reader(await self.get(caller, run_id), seq, tail=tail)
         if reader is None:
-            raise NotFound("the log of this run is not kept any more", run_id=run_id)
+            raise _no_log(run_id)
         self._audit.record("sandbox.run.log_read", caller, "allowed", run_id=run_id)
         return reader
 
@@ -206,7 +209,7 @@ class Runs:
         """A reader of what is in a run's log now, from ``seq`` or from its beginning; it waits for nothing."""
         reader = await self._hub.snapshot(await self.get(caller, run_id), seq)
         if reader is None:
-            raise NotFound("the log of this run is not kept any more", run_id=run_id)
+            raise _no_log(run_id)
         self._audit.record("sandbox.run.log_read", caller, "allowed", run_id=run_id)
         return reader
 
@@ -217,8 +220,11 @@ class Runs:
     async def stored_log(self, caller: Caller, run_id: str) -> tuple[Run, StoredLog | None]:
         """A run, and its log as a file with everything in it so far."""
         run = await self.get(caller, run_id)
+        log = await self._hub.stored(run_id)
+        if log is None and run.log_bytes:
+            raise _no_log(run_id)
         self._audit.record("sandbox.run.log_read", caller, "allowed", run_id=run_id)
-        return run, await self._hub.stored(run_id)
+        return run, log
 
     def phases(self) -> Mapping[Phase, int]:
         """How many of the runs that are not over are in which phase."""
@@ -369,13 +375,21 @@ class Runs:
                 _log.warning("what is old could not be removed: %s", error)
 
     async def _remove_logs(self) -> None:
-        """Remove the logs of runs that the store has forgotten."""
+        """Remove the logs of runs that the store has forgotten, and the oldest where there are too many."""
         files = self._hub.files
         if files is None:
             return
-        for run_id in await files.older_than(self._retention.runs):
-            if await self._store.run(run_id) is None:
-                await files.remove(run_id)
+        room = self._retention.log_bytes
+        expired = time.time() - self._retention.runs
+        for log in await files.kept():
+            room -= log.size
+            crowded = room < 0 and log.run_id not in self._working
+            if crowded or (log.modified < expired and await self._store.run(log.run_id) is None):
+                await files.remove(log.run_id)
+
+
+def _no_log(run_id: str) -> NotFound:
+    return NotFound("the log of this run is not kept any more", run_id=run_id)
 
 
 def _repeated(prior: Answered) -> Receipt:

@@ -228,14 +228,19 @@ def test_a_suspended_sandbox_is_resumed_by_its_use(
 
 
 def test_the_audit_log_says_who_ran_something_and_not_what(running_server: RunningServer, http: httpx2.Client) -> None:
-    http.post("exec", json={"command": ["echo", "not-for-the-log"], "env": {"SECRET": "not-for-the-log"}})
-    time.sleep(0.5)
-    events = [
-        json.loads(line)
-        for path in (running_server.data_dir / "audit").iterdir()
-        for line in path.read_text().splitlines()
-    ]
-    ran = [event for event in events if event["event"] == "sandbox.exec"]
+    answer = http.post("exec", json={"command": ["echo", "not-for-the-log"], "env": {"SECRET": "not-for-the-log"}})
+    request_id = answer.headers["x-request-id"]
+    deadline = time.monotonic() + 30
+    text = ""
+    while request_id not in text:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        text = "".join(path.read_text() for path in (running_server.data_dir / "audit").iterdir())
+        # The last line may not be written to its end yet.
+        text = text[: text.rfind("\n") + 1]
+    # Only there: a path that somebody asked for may have other line ends in it.
+    events = [json.loads(line) for line in text.split("\n")[:-1]]
+    ran = [event for event in events if event["event"] == "sandbox.exec" and event["request_id"] == request_id]
     assert ran
     assert ran[-1]["user_id"] == "local"
     assert ran[-1]["outcome"] == "done"

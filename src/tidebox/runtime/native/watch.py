@@ -84,7 +84,9 @@ class NativeWatch(Watch):
         while not self._tree.over:
             if self._breathless:
                 await asyncio.sleep(BREATH_SECONDS * len(self._siblings))
-            await self._readable()
+            if not self._lost.is_set():
+                await self._readable()
+            # Once it is closed its descriptor's number may be another's.
             if self._lost.is_set():
                 raise BoxGone("the sandbox is gone")
             found = await self._do(self._tree.take)

@@ -78,6 +78,9 @@ def _field(found: Any) -> dict[str, str]:
     where: Sequence[int | str] = found["loc"]
     if found["type"] == "json_invalid":
         return {"field": "body", "problem": f"not valid JSON at position {where[-1]}"}
+    if found["type"] == "model_attributes_type" and where == ("body",):
+        # FastAPI reads no JSON that is not said to be JSON, which is what curl -d sends.
+        return {"field": "body", "problem": "not a JSON object, sent as Content-Type: application/json"}
     path = where[1:] if len(where) > 1 and where[0] in ("body", "query", "path", "header") else where
     return {"field": ".".join(map(str, path)), "problem": found["msg"]}
 

@@ -373,6 +373,13 @@ def test_wrong_requests(ada: Service, body: dict[str, Any]) -> None:
     error_of(ada.post("/runs", json={"spec_version": "1.0"} | body), 400, "invalid_request")
 
 
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
+def test_a_body_that_is_not_said_to_be_json(ada: Service, kind: str) -> None:
+    body = b'{"spec_version": "1.0", "base_image": "host", "command": ["true"]}'
+    error = error_of(ada.post("/runs", content=body, headers={"Content-Type": kind}), 400, "invalid_request")
+    assert "application/json" in error["message"]
+
+
 def test_too_many_inline_bytes(ada: Service) -> None:
     files = [file(f"f{number}", b"x" * 300_000) for number in range(4)]
     error = error_of(ada.submit(files=files), 413, "payload_too_large")

@@ -126,11 +126,11 @@ class SandboxBench:
         times = []
         with connect(address, additional_headers=headers, compression=None) as shell:
             shell.send(json.dumps({"type": "start"}))
+            self._server.rest()
             _quiet(shell, 1.0)
             # A key, and the one that takes it back.
             for number in range(2 * self._effort.samples):
                 key = "x" if number % 2 == 0 else "\x7f"
-                self._server.rest()
                 start = time.perf_counter()
                 shell.send(json.dumps({"type": "stdin", "data": key}))
                 frame = json.loads(shell.recv(_PATIENCE_SECONDS))

@@ -13,6 +13,8 @@ from tidebox.errors import Conflict, InvalidRequest
 
 _LOCK = "server.lock"
 _KEY = "api-key"
+AGENT_SOCKETS = Path("run", "agents")
+"""Where clients reach the agents of sandboxes, below the data directory."""
 
 
 class DataDir:
@@ -34,6 +36,9 @@ class DataDir:
             raise Conflict(f"another server (process {holder or 'unknown'}) uses the data directory {path}") from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
+        for left in (path / AGENT_SOCKETS).glob("*.sock"):
+            # Of a server that was killed: its boxes died with it.
+            left.unlink(missing_ok=True)
 
     @property
     def key_file(self) -> Path:

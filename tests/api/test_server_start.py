@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,6 +57,21 @@ def test_the_key_is_made_once_and_for_its_owner_alone(
     second = start_server(data_dir=tmp_path / "data", **NO_CELLS)
     assert second.key == first.key
     assert httpx2.get(f"{second.url}/metrics", headers=second.headers).status_code == 200
+
+
+def test_sockets_of_a_server_that_was_killed_go_with_the_next_start(
+    start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    first = start_server(data_dir=tmp_path / "data", **(NO_CELLS | {"pool_sandboxes": "1"}))
+    sockets = first.data_dir / "run" / "agents"
+    deadline = time.monotonic() + 30
+    while not (left := set(sockets.glob("*.sock"))):
+        assert time.monotonic() < deadline, "no sandbox was made beforehand"
+        time.sleep(0.05)
+    os.kill(first.pid, signal.SIGKILL)
+    first.process.wait()
+    start_server(data_dir=tmp_path / "data", **(NO_CELLS | {"pool_sandboxes": "0"}))
+    assert left.isdisjoint(sockets.glob("*.sock"))
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:

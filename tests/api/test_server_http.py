@@ -325,7 +325,7 @@ def test_pages_that_are_allowed(start_server: Callable[..., RunningServer]) -> N
 
 def test_one_user_cannot_ask_too_much(start_server: Callable[..., RunningServer]) -> None:
     server = start_server(rate_limit="5/hour", **NO_CELLS)
-    with httpx2.Client(base_url=server.url, headers=server.headers) as client:
+    with httpx2.Client(base_url=server.url, headers=server.headers, timeout=60) as client:
         assert [client.get("/nowhere").status_code for _ in range(6)] == [404] * 5 + [429]
         answer = client.get("/metrics")
         error = error_of(answer)

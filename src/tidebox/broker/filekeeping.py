@@ -98,9 +98,7 @@ class FileKeeper(Keeper):
 
         return replace(order, prepare=place if source is not None else None, harvest=take_out)
 
-    async def _fetch(
-        self, user: str, source: GitSource, held: Held | None, needed: contextlib.AsyncExitStack
-    ) -> Path:
+    async def _fetch(self, user: str, source: GitSource, held: Held | None, needed: contextlib.AsyncExitStack) -> Path:
         if held is None:
             return (await needed.enter_async_context(self.uploads.fetched(user, source))).tree
         async with self.uploads.fetched(user, source) as staged:

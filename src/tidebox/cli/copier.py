@@ -10,6 +10,8 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
+from tidebox.cli.yardsticks import ENDS_WITH_PARENT
+
 _CHUNK_BYTES = 262_144
 
 
@@ -20,7 +22,7 @@ class Copier:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.address: tuple[str, int] = listener.getsockname()
             descriptor = listener.fileno()
-            program = f"from {__name__} import serve; serve({descriptor})"
+            program = f"{ENDS_WITH_PARENT}from {__name__} import serve; serve({descriptor})"
             self._process = subprocess.Popen([sys.executable, "-c", program], pass_fds=[descriptor])
 
     def __enter__(self) -> Self:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import msgspec
 
-from tidebox.cli.yardsticks import CLEAN_ENVIRONMENT
+from tidebox.cli.yardsticks import CLEAN_ENVIRONMENT, ENDS_WITH_PARENT
 
 _CHUNK_BYTES = 65_536
 
@@ -27,7 +27,7 @@ class Forwarder:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             descriptor = listener.fileno()
-            program = f"from {__name__} import serve; serve({descriptor}, {python!r})"
+            program = f"{ENDS_WITH_PARENT}from {__name__} import serve; serve({descriptor}, {python!r})"
             self._process = subprocess.Popen([sys.executable, "-c", program], pass_fds=[descriptor])
 
     def __enter__(self) -> Self:

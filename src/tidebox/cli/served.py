@@ -13,11 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tidebox.cli.yardsticks import busy_nanoseconds
+from tidebox.cli.yardsticks import ENDS_WITH_PARENT, busy_nanoseconds
 from tidebox.errors import TideboxError
 
-# The first thing it does is to ask for a signal when whoever measures is killed (prctl(2), PR_SET_PDEATHSIG).
-PROGRAM = "import ctypes, sys; ctypes.CDLL(None).prctl(1, 15); from tidebox.cli.main import main; sys.exit(main())"
+PROGRAM = ENDS_WITH_PARENT + "import sys; from tidebox.cli.main import main; sys.exit(main())"
 _STOP_SECONDS = 60.0
 # A server counts as at rest when for this time its boxes and the spawner have used no more processor time than this.
 _REST_SECONDS = 0.04

@@ -76,10 +76,7 @@ class Single:
         self._ids = (os.getuid(), os.getgid())
 
     def serve(self) -> int:
-        """Start the program that is ordered and report its end; the exit code of pid 1.
-
-        It leaves with the last process of the box, or with the host.
-        """
+        """Start the program that is ordered, report its end and obey until the host is gone; the exit code of pid 1."""
         os.umask(0o022)
         # Python's own handler would turn a signal from inside the box into an exception in its init.
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
@@ -102,12 +99,13 @@ class Single:
         return 0
 
     def _attend(self, poll: select.poll, wake: int) -> None:
+        # What the end will touch is this process's own by then, and not copied while somebody waits for the report.
+        self._reap()
         while True:
             for fd, _ in poll.poll():
                 if fd == wake:
                     os.read(wake, 4096)
-                    if not self._reap():
-                        return
+                    self._reap()
                 elif not self._obey():
                     return
 
@@ -183,15 +181,15 @@ class Single:
 
         return child.search(start.argv[0], start.env, spawn)
 
-    def _reap(self) -> bool:
-        """Take whoever is dead; whether anybody is left."""
+    def _reap(self) -> None:
+        """Take whoever is dead."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return False
+                return
             if not pid:
-                return True
+                return
             if pid == self._pid:
                 self._pid = 0
                 self._report(status)

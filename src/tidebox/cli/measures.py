@@ -20,6 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import uvloop
+
 from tidebox.cli.figures import Effort, Row, Samples, Title
 from tidebox.cli.sandbox_measures import SandboxBench
 from tidebox.cli.service_measures import ServiceBench
@@ -56,7 +58,8 @@ class Bench:
     def __init__(self, effort: Effort, directory: Path) -> None:
         self._effort = effort
         self._directory = directory
-        self._loop = asyncio.new_event_loop()
+        # As the library has it.
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="bench", daemon=True)
         self._thread.start()
 
@@ -71,8 +74,8 @@ class Bench:
         with self._engine(pool_python=CELLS) as engine:
             python = BareProgram(engine.runtime.interpreters.python, "-c", _PYTHON_HELLO)
             yield self._hello(engine, "Python hello, parked cell", "bare python3 -c", python, hold=0.2)
-            yield self._parked_memory(engine)
         with self._engine(pool_python=CELLS, pool_blank=BLANKS) as engine:
+            yield self._parked_memory(engine)
             yield self._sustained(engine, python)
         with self._engine(pool_blank=BLANKS) as engine:
             yield self._hello(engine, "Python hello, blank box", "bare python3 -c", python, hold=0.5)
@@ -150,7 +153,7 @@ class Bench:
 
     def _parked_memory(self, engine: Engine) -> Row:
         row = Row(
-            what="memory of a parked Python cell with its agent",
+            what="memory of a parked Python cell with its init",
             yardstick="PSS",
             hold=f"<= {PARKED_MIB:g} MiB",
             unit="MiB",

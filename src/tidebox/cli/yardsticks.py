@@ -87,13 +87,13 @@ def pipe_megabytes_per_second(size: int) -> float:
 
 
 def pss_of_cells(spawner: int) -> list[int]:
-    """The proportional memory in bytes of each box of a spawner: its agent and everything below that."""
+    """The proportional memory in bytes of each box of a spawner that holds a program: its init, and all below that."""
     children = _children()
     templates = children.get(spawner, [])
-    agents = [agent for template in templates for agent in children.get(template, [])]
+    inits = [init for template in templates for init in children.get(template, []) if init in children]
     sizes = []
-    for agent in agents:
-        family, todo = 0, [agent]
+    for init in inits:
+        family, todo = 0, [init]
         while todo:
             pid = todo.pop()
             todo += children.get(pid, [])

@@ -394,6 +394,11 @@ class Settings:
     )
     log_level: str = _setting("The least severe log line that is written: debug, info, warning, error.", _level, "info")
 
+    @property
+    def agent_sockets(self) -> Path:
+        """Where clients reach the agents of sandboxes."""
+        return self.data_dir / "run" / "agents"
+
 
 def load_settings(**overrides: Any) -> Settings:
     """The settings of this process: ``overrides`` win over the environment, the environment over the defaults."""

@@ -13,8 +13,6 @@ from tidebox.errors import Conflict, InvalidRequest
 
 _LOCK = "server.lock"
 _KEY = "api-key"
-AGENT_SOCKETS = Path("run", "agents")
-"""Where clients reach the agents of sandboxes, below the data directory."""
 
 
 class DataDir:
@@ -36,9 +34,6 @@ class DataDir:
             raise Conflict(f"another server (process {holder or 'unknown'}) uses the data directory {path}") from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
-        for left in (path / AGENT_SOCKETS).glob("*.sock"):
-            # Of a server that was killed: its boxes died with it.
-            left.unlink(missing_ok=True)
 
     @property
     def key_file(self) -> Path:
@@ -79,6 +74,11 @@ class DataDir:
             os.fsync(descriptor)
         fresh.rename(self.key_file)
         return key
+
+    def sweep(self, sockets: Path) -> None:
+        """Remove the sockets of a server that was killed: its boxes died with it."""
+        for left in sockets.glob("*.sock"):
+            left.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Let another server have it."""

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from tidebox.config import Settings, load_settings, session_environment
-from tidebox.data_dir import AGENT_SOCKETS
 from tidebox.errors import InvalidRequest
 from tidebox.model.events import Event, Output
 from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command
@@ -34,7 +33,7 @@ class Engine:
         self.images = ImageStore(self.settings.data_dir / "images")
         self.runtime = NativeRuntime(
             self.images,
-            sockets=self.settings.data_dir / AGENT_SOCKETS,
+            sockets=self.settings.agent_sockets,
             python=self.settings.python,
             allow_weak_isolation=self.settings.allow_weak_isolation,
             environment=session_environment(),

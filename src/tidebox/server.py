@@ -56,6 +56,7 @@ def serve(settings: Settings) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     _allow_many_connections()
     with DataDir(settings.data_dir) as data_dir, _listening_socket(settings) as sock:
+        data_dir.sweep(settings.agent_sockets)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings, data_dir, sock))
 

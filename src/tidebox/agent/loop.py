@@ -77,13 +77,14 @@ class Loop:
 
     def turn(self) -> None:
         """One round: wait for something to do, then do it."""
+        slices = len(self._slices)
         for fd, events in self._epoll.poll(self._patience()):
             handler = self._handlers.get(fd)
             if handler is not None:
                 handler(events)
         if self._timers:
             self._run_due()
-        for _ in range(len(self._slices)):
+        for _ in range(slices):
             self._slices.popleft()()
 
     def _patience(self) -> float:

@@ -334,8 +334,10 @@ class Processes:
             del self._by_id[execution.id]
         for fd in execution.release():
             self._leftovers.add(fd)
-        if execution.leaf is not None and self._setup.leaves is not None:
-            self._setup.leaves.remove(execution.leaf)
+        leaf, leaves = execution.leaf, self._setup.leaves
+        if leaf is not None and leaves is not None:
+            # After the word of the end is on its way.
+            self._loop.soon(lambda: leaves.remove(leaf))
 
 
 def _give(pipes: Iterable[int], user: User) -> None:

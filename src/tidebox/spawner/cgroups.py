@@ -284,7 +284,8 @@ class CgroupsV1(Cgroups):
 class LeafV1(Leaf):
     """A leaf in each v1 hierarchy."""
 
-    _inner = ""
+    # Where the box is not one process's: the agent is beside the leaves of its execs.
+    _divided: frozenset[str] = frozenset()
 
     def _set(self, name: str, value: int) -> None:
         if name == "memory":
@@ -312,7 +313,8 @@ class LeafV1(Leaf):
     def attach_descriptors(self) -> list[int]:
         for path in sorted(set(self.paths.values())):
             if path not in self._open:
-                self._open[path] = os.open(path + self._inner + "/tasks", os.O_WRONLY | os.O_CLOEXEC)
+                inner = "/" + AGENT_LEAF if path in self._divided else ""
+                self._open[path] = os.open(path + inner + "/tasks", os.O_WRONLY | os.O_CLOEXEC)
         return list(self._open.values())
 
     def freeze(self, frozen: bool) -> None:
@@ -322,7 +324,7 @@ class LeafV1(Leaf):
         # Five hierarchies are dear to make. All of their counters can be counted from where they stand, but the most
         # processes there ever were.
         pids, memory = self.paths["pids"], self.paths["memory"]
-        if self._inner or list(self.paths.values()).count(pids) > 1 or not _is_removed(pids):
+        if self._divided or list(self.paths.values()).count(pids) > 1 or not _is_removed(pids):
             return False
         os.mkdir(pids)
         self._limits.pop("pids", None)
@@ -341,10 +343,11 @@ class LeafV1(Leaf):
         }
 
     def delegate(self, uid: int) -> list[int]:
-        self._inner = "/" + AGENT_LEAF
+        # Where something is counted for each exec. All are frozen, and have their share of the processor, together.
+        self._divided = frozenset(self.paths[name] for name in ("memory", "pids", "cpuacct"))
         descriptors = []
-        for path in sorted(set(self.paths.values())):
-            os.mkdir(path + self._inner)
+        for path in sorted(self._divided):
+            os.mkdir(f"{path}/{AGENT_LEAF}")
             os.chown(path, uid, -1)
             descriptors.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         return descriptors

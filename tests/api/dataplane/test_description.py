@@ -69,7 +69,8 @@ def test_the_server_does_what_it_describes(
         suppress_health_check=list(HealthCheck),
     )
     def check(case: Any) -> None:
-        response = case.call(headers=bearer(session["token"]))
+        # A credential is not guessed, but it may be left out.
+        response = case.call(headers=bearer(session["token"]) if "Authorization" in case.headers else {})
         if response.status_code == 431:
             return  # the head of a request is bounded before anybody looks at its path
         # A workspace may be full; and that a path is none, or leads nowhere, is seen by the sandbox alone.

@@ -167,8 +167,9 @@ def test_one_user_follows_only_so_many(start_server: StartServer, streams_of: St
     streams = streams_of(start_server(rate_limit="off", ws_max_streams_per_user="2"))
     run_id = streams.python("import time; print('up', flush=True); time.sleep(60)")["run_id"]
     path = f"/runs/{run_id}/logs?follow=true"
-    with streams.http.stream("GET", path) as first, streams.stream(run_id):
+    with streams.http.stream("GET", path) as first, streams.stream(run_id) as second:
         assert next(first.iter_text()) == "up\n"
+        assert second.next()["seq"] == 1
         error = error_of(streams.http.get(path), 429, "quota_exceeded")
         assert error["details"]["quota"] == "streams"
         assert get(streams, run_id).text == "up\n"

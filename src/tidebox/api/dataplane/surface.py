@@ -206,7 +206,9 @@ class DataplaneSurface:
 
     async def _upload(self, exchange: Exchange) -> None:
         query = exchange.query
-        mode = files.parse_mode(query.get("mode"))
+        mode, offset = files.parse_mode(query.get("mode")), files.parse_offset(query.get("offset"))
+        if offset and "upload_id" not in query:
+            raise InvalidRequest("offset: only an upload in parts, with an upload_id, has one", field="offset")
         content_type = header(exchange.scope, b"content-type") or b""
         is_form = content_type.lower().startswith(b"multipart/form-data")
         body = Body(exchange.receive)
@@ -214,19 +216,21 @@ class DataplaneSurface:
             if "upload_id" in query:
                 if is_form:
                     raise InvalidRequest("an upload in parts is no form", field="content-type")
-                return await self._upload_part(exchange, box.files, body, mode)
+                return await self._upload_part(exchange, box.files, body, mode, offset)
             chunks = form_file(content_type, body.chunks()) if is_form else body.chunks()
             async with aclosing(chunks):
                 made = await files.upload(box.files, query.get("path"), chunks, mode)
         exchange.fields = made
         return await exchange.answer(made)
 
-    async def _upload_part(self, exchange: Exchange, there: Files, body: Body, mode: int | None) -> None:
+    async def _upload_part(
+        self, exchange: Exchange, there: Files, body: Body, mode: int | None, offset: int
+    ) -> None:
         query = exchange.query
         upload = files.Resumable(there, query.get("path"), query["upload_id"])
         complete = _flag(query, "complete", True)
         async with aclosing(body.while_it_lasts()) as chunks:
-            size = await upload.append(chunks, files.parse_offset(query.get("offset")), mode)
+            size = await upload.append(chunks, offset, mode)
         if body.cut_off:
             raise ClientLeft
         if complete:

@@ -49,8 +49,8 @@ BUILTIN_PREFIX = "tidebox:"
 OOM_SCORE = b"500"
 # Descriptors of the agent are all close-on-exec. A builtin keeps the process, so there they are closed by number
 # (before Python 3.10 one by one, which is too slow for every exec).
-_HIGHEST_DESCRIPTOR = 65536
-_FIRST_OF_OURS = 3
+HIGHEST_DESCRIPTOR = 65536
+FIRST_OF_OURS = 3
 _FAILURE = Struct("=i")
 # What the interpreter itself handles or ignores.
 _PYTHONS_OWN = (_signal.SIGINT, _signal.SIGPIPE, _signal.SIGXFSZ)
@@ -146,7 +146,7 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
             search(start.argv[0], start.env, lambda path: os.execve(path, start.argv, start.env))
         else:
             status = -1
-            os.closerange(_FIRST_OF_OURS, _HIGHEST_DESCRIPTOR)
+            os.closerange(FIRST_OF_OURS, HIGHEST_DESCRIPTOR)
             if start.env != setup.environment:
                 _replace_environment(start.env)
             builtin([argument.decode("utf-8", "surrogateescape") for argument in start.argv[1:]])

@@ -15,6 +15,7 @@ from tidebox.agent.failures import CannotStart, failure, stage_of
 from tidebox.agent.flow import MAX_EXECUTIONS
 from tidebox.agent.leftovers import Leftovers
 from tidebox.agent.loop import READ
+from tidebox.agent.spare import Spare
 from tidebox.agent.users import UnknownUser, User, resolve
 from tidebox.wire.generations import FLOW_CONTROL_GENERATION
 from tidebox.wire.messages import ExecStarted, ExecStderr, ExecStdout
@@ -61,6 +62,7 @@ class Processes:
         self._environment = dict(DEFAULT_ENVIRONMENT)
         self._rlimits: Sequence[Rlimit] = ()
         self._cwd: str | None = None
+        self._spare: Spare | None = None
         self._signals = sorted({*child.changed_signals(), _signal.SIGCHLD, _signal.SIGINT})
 
     def open(self) -> None:
@@ -163,9 +165,13 @@ class Processes:
             status, status_write = os.pipe()
             opened += (status, status_write)
             os.set_blocking(status, False)
-            if self._setup.leaves is not None:
-                start.leaf = execution.leaf = self._setup.leaves.make()
-            pid = os.fork()
+            spare = self._told(start, status_write)
+            if spare is not None:
+                pid, execution.leaf = spare.pid, spare.leaf
+            else:
+                if self._setup.leaves is not None:
+                    start.leaf = execution.leaf = self._setup.leaves.make()
+                pid = os.fork()
         except (OSError, CannotStart) as error:
             for fd in opened:
                 os.close(fd)
@@ -182,6 +188,21 @@ class Processes:
         self._by_id[id] = self._by_pid[pid] = execution
         self._loop.watch(status, READ, lambda _events: self._settle(execution, request, status))
         execution.unsettled = lambda: self._settle(execution, request, status)
+
+    def _told(self, start: child.Start, status: int) -> Spare | None:
+        """The child that was forked ahead, on its way to the program; None where there is none for it."""
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        if spare.become(start, status):
+            return spare
+        self._drop(spare)
+        return None
+
+    def _drop(self, spare: Spare) -> None:
+        spare.close()
+        if self._setup.leaves is not None:
+            self._setup.leaves.remove(spare.leaf)
 
     def decide(self, request: ExecRequest) -> child.Start:
         """What a request comes to; CannotStart when it cannot be."""
@@ -314,6 +335,9 @@ class Processes:
                 return
             execution = self._by_pid.get(pid)
             if execution is None:
+                if self._spare is not None and self._spare.pid == pid:
+                    self._drop(self._spare)
+                    self._spare = None
                 continue
             if execution.unsettled is not None:
                 execution.unsettled()
@@ -334,10 +358,23 @@ class Processes:
             del self._by_id[execution.id]
         for fd in execution.release():
             self._leftovers.add(fd)
-        leaf, leaves = execution.leaf, self._setup.leaves
-        if leaf is not None and leaves is not None:
+        leaf = execution.leaf
+        if leaf is not None:
             # After the word of the end is on its way.
-            self._loop.soon(lambda: leaves.remove(leaf))
+            self._loop.soon(lambda: self._tidy(leaf))
+
+    def _tidy(self, leaf: int) -> None:
+        """Remove a leaf, and make ready for the next program where user code cannot get at what is ready."""
+        leaves = self._setup.leaves
+        if leaves is None:
+            return
+        leaves.remove(leaf)
+        if self._spare is None and os.getuid() != self.default_user.uid:
+            number = leaves.make()
+            try:
+                self._spare = Spare(self._setup, self._signals, number)
+            except OSError:
+                leaves.remove(number)  # as many processes as there may be
 
 
 def _give(pipes: Iterable[int], user: User) -> None:

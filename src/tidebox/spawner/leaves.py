@@ -54,7 +54,6 @@ class Leaves:
         self._directories = directories
         self._version = version
         self._next = 0
-        self._ready: int | None = None
         self._leftover: set[int] = set()
         self._counters: list[_Counter] | None = None
 
@@ -69,11 +68,7 @@ class Leaves:
         _write(box, "cgroup.subtree_control", b"+memory +pids")
 
     def make(self) -> int:
-        """A new leaf in every hierarchy: the one that was made ahead, if there is one."""
-        number, self._ready = self._ready, None
-        return self._make() if number is None else number
-
-    def _make(self) -> int:
+        """A new leaf in every hierarchy."""
         number = self._next
         self._next += 1
         for directory in self._directories:
@@ -122,11 +117,9 @@ class Leaves:
         return usage
 
     def remove(self, number: int) -> None:
-        """Remove the leaf as soon as its last process is gone, and make the next exec's while nobody waits for it."""
+        """Remove the leaf as soon as its last process is gone."""
         self._leftover.add(number)
         self._collect()
-        if self._ready is None:
-            self._ready = self._make()
 
     def _collect(self) -> None:
         for number in list(self._leftover):

@@ -185,15 +185,16 @@ class NativeBox(Box):
 
 
 def cgroup_limits(limits: Limits, *, shared: bool) -> dict[str, int]:
-    """The limits a cgroup keeps, as the spawner takes them; the agent's own process comes on top of the user's.
+    """The limits a cgroup keeps, as the spawner takes them.
 
-    Files of a box are memory. In a shared one they are written by the agent too, which must not die of a disk that is
-    full: there is room for all that its file systems take.
+    Init comes on top of the user's processes; in a shared box also the child that its agent keeps ready. Files of a box
+    are memory. In a shared one they are written by the agent too, which must not die of a disk that is full: there is
+    room for all that its file systems take.
     """
     files = sum(file_systems(limits)) if shared else 0
     return {
         "memory": limits.memory + files,
-        "pids": limits.pids + 1,
+        "pids": limits.pids + (2 if shared else 1),
         "quota": max(int(limits.cpus * 100_000), 1000),
         "shares": limits.cpu_shares,
     }

@@ -1,0 +1,90 @@
+"""A child that is forked before anybody asks for a program.
+
+A fork of the agent takes longer than most programs people run in a sandbox, and so does what a fork copies at its first
+steps. Where one program follows the other it is done while nobody waits: the child has its cgroup leaf already, holds
+nothing else of the agent's, and becomes the program that it is told. User code cannot reach it before: it still has the
+agent's identity.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _socket
+import marshal
+import os
+from struct import Struct
+
+from tidebox.agent import child
+from tidebox.agent.users import User
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+    from tidebox.agent.setup import Setup
+
+_LARGEST_ORDER = 1 << 17
+# Standard input, output, errors, and the pipe that tells what went wrong.
+_DESCRIPTORS = Struct("4i")
+_ANCILLARY = _socket.CMSG_SPACE(_DESCRIPTORS.size)
+
+
+class Spare:
+    """One such child."""
+
+    def __init__(self, setup: Setup, signals: Sequence[int], leaf: int) -> None:
+        """Raises OSError where there is no room for one."""
+        self.leaf = leaf
+        self._sock, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            self.pid = os.fork()
+        except OSError:
+            self._sock.close()
+            theirs.close()
+            raise
+        if not self.pid:
+            _wait(theirs, setup, signals, leaf)
+        theirs.close()
+
+    def become(self, start: child.Start, status: int) -> bool:
+        """Tell it what to become; False where it cannot be told, and another child is needed."""
+        user, rlimits = (start.user.uid, start.user.gid), list(start.rlimits)
+        data = marshal.dumps((start.argv, start.env, start.cwd, user, rlimits, start.tty))
+        if len(data) > _LARGEST_ORDER:
+            return False
+        descriptors = _DESCRIPTORS.pack(*start.stdio, status)
+        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)
+        try:
+            self._sock.sendmsg([data], [rights], _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL)
+        except OSError:
+            return False  # somebody killed it
+        self._sock.close()
+        return True
+
+    def close(self) -> None:
+        """It is not needed, or dead."""
+        self._sock.close()
+
+
+def _wait(sock: _socket.socket, setup: Setup, signals: Sequence[int], leaf: int) -> NoReturn:
+    try:
+        # It would be written to, whatever file it is by then.
+        _signal.set_wakeup_fd(-1)
+        if setup.leaves is not None:
+            setup.leaves.attach(leaf)
+        # The pipes of other programs must not be kept open from here.
+        low = child.FIRST_OF_OURS
+        for fd in sorted({sock.fileno(), setup.oom_score_fd or sock.fileno()}):
+            os.closerange(low, fd)
+            low = fd + 1
+        os.closerange(low, child.HIGHEST_DESCRIPTOR)
+        data, ancillary, _, _ = sock.recvmsg(_LARGEST_ORDER, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)
+        if data:
+            argv, env, cwd, (uid, gid), rlimits, tty = marshal.loads(data)
+            stdin, stdout, stderr, status = _DESCRIPTORS.unpack(ancillary[0][2])
+            start = child.Start(argv, env, cwd, User(uid, gid, None), rlimits, tty)
+            start.stdio = (stdin, stdout, stderr)
+            child.become(start, setup, status, signals)
+    finally:
+        os._exit(0)

@@ -40,6 +40,8 @@ def tell(*_):
 signal.signal(signal.SIGUSR1, tell)
 {PROGRAM}
 """
+# A connection to SQLite has a few files.
+_STORE_DESCRIPTORS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +221,15 @@ def run(connections: int, executions: int, rounds: int, data_dir: Path) -> bool:
 def grown(seen: list[Footprint]) -> list[str]:
     """What stayed.
 
-    A few objects are caches. Memory that was once needed is kept by the allocator for the next time, but must not be
-    needed anew each time.
+    A few objects are caches, and the store opens another connection when two are needed at once. Memory that was once
+    needed is kept by the allocator for the next time, but must not be needed anew each time.
     """
     first, last = asdict(seen[0]), asdict(seen[-1])
-    allowed = first | {"objects": first["objects"] * 1.01, "memory_mib": seen[-2].memory_mib * 1.1 + 4}
+    allowed = first | {
+        "objects": first["objects"] * 1.01,
+        "descriptors": first["descriptors"] + _STORE_DESCRIPTORS,
+        "memory_mib": seen[-2].memory_mib * 1.1 + 4,
+    }
     if len(seen) == 2:
         del allowed["memory_mib"]
     return [f"{name} {first[name]} -> {last[name]}" for name in allowed if last[name] > allowed[name]]

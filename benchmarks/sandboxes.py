@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.load import TELLING, descendants, footprint, grown, show
 from tidebox.cli.figures import Samples
 from tidebox.cli.served import Served
-from tidebox.cli.yardsticks import pss, pss_of_cells
+from tidebox.cli.yardsticks import pss, pss_of_boxes
 from tidebox.errors import TideboxError
 from tidebox.model.limits import MIB
 
@@ -110,7 +110,7 @@ def _run(count: int, data_dir: Path, server: Served, clients: Clients) -> bool:
     made = time.perf_counter() - start
     clients.each(clients.use, sessions)
     server.rest()
-    sizes = Samples.of([size / MIB for size in pss_of_cells(spawner)])
+    sizes = Samples.of([size / MIB for size in pss_of_boxes(spawner)])
     beside = (pss(server.pid) - alone) / count / 1024
     show(f"{count} sandboxes, made in {made:.1f} s", footprint(server, data_dir))
     print(f"memory of an idle sandbox: p50 {sizes.p50:.2f} MiB, p99 {sizes.p99:.2f} MiB of {sizes.n} (PSS),", end=" ")

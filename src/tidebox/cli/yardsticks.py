@@ -86,13 +86,15 @@ def pipe_megabytes_per_second(size: int) -> float:
     return (total - counted_from) / seconds / 1e6
 
 
-def pss_of_cells(spawner: int) -> list[int]:
-    """The proportional memory in bytes of each box of a spawner that holds a program: its init, and all below that."""
+def pss_of_boxes(spawner: int, *, occupied: bool = False) -> list[int]:
+    """The proportional memory in bytes of each box of a spawner, or of each with a program: init and all below it."""
     children = _children()
     templates = children.get(spawner, [])
-    inits = [init for template in templates for init in children.get(template, []) if init in children]
+    inits = [init for template in templates for init in children.get(template, [])]
     sizes = []
     for init in inits:
+        if occupied and init not in children:
+            continue
         family, todo = 0, [init]
         while todo:
             pid = todo.pop()

@@ -17,6 +17,21 @@ from tidebox.config import load_settings
 from tidebox.embedded import Engine
 from tidebox.runtime.base import Box, BoxSpec, Command
 
+# Everything that a program is given by whoever starts it.
+_STATE = """
+import os, resource
+keys = ("Umask", "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Seccomp_filters", "CoreDumping")
+for line in open("/proc/self/status"):
+    name = line.split(":")[0]
+    if name in keys or name.startswith(("Cap", "Sig", "Shd")):
+        print(line.strip())
+print([resource.getrlimit(getattr(resource, name)) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")])
+print(sorted(os.listdir("/proc/self/fd")), os.getcwd(), sorted(os.environ.items()))
+print(os.getpid() == os.getpgrp() == os.getsid(0), os.getppid(), os.nice(0), sorted(os.sched_getaffinity(0)))
+print([open(f"/proc/self/{name}").read() for name in ("oom_score_adj", "timerslack_ns")])
+print([os.stat(fd).st_mode for fd in (0, 1, 2)], [os.stat(fd).st_uid for fd in (0, 1, 2)])
+"""
+
 pytestmark = pytest.mark.skipif(not is_root(), reason="without root user code could reach such a child: there is none")
 
 
@@ -64,6 +79,18 @@ async def test_there_is_one_after_the_first_program_and_it_becomes_the_next(spaw
     await anext(program.events())
     assert _command(ready) == b"sleep\x0060\x00"
     await program.signal(signal.SIGKILL)
+
+
+async def test_what_it_becomes_is_what_any_child_becomes(spawner_and_box: tuple[int, Box]) -> None:
+    spawner, box = spawner_and_box
+    forked, _ = await run(box, "python3", "-c", _STATE)
+    await asyncio.to_thread(_await_spare, spawner)
+    became, exited = await run(box, "python3", "-c", _STATE)
+    assert exited.code == 0
+    assert became == forked
+    assert b"Seccomp:\t2" in became
+    assert b"CapEff:\t0000000000000000" in became
+    assert b"Uid:\t1000\t1000\t1000\t1000" in became
 
 
 async def test_one_that_died_is_replaced(spawner_and_box: tuple[int, Box]) -> None:

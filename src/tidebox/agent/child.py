@@ -65,9 +65,12 @@ STEP_EXEC = "exec"
 
 
 class Start:
-    """Everything decided before the fork; standard streams and cgroup leaf come when they are made."""
+    """Everything decided before the fork; standard streams and cgroup leaf come when they are made.
 
-    __slots__ = ("argv", "env", "cwd", "user", "rlimits", "tty", "stdio", "leaf")
+    ``apart`` says that the child is no copy of the agent any more, but for its identity: see ``part``.
+    """
+
+    __slots__ = ("argv", "env", "cwd", "user", "rlimits", "tty", "stdio", "leaf", "apart")
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class Start:
         self.tty = tty
         self.stdio = (-1, -1, -1)
         self.leaf: int | None = None
+        self.apart = False
 
 
 def rlimit(name: str, soft: int, hard: int) -> tuple[int, int, int]:
@@ -110,17 +114,22 @@ def changed_signals() -> list[int]:
     return [number for number in range(1, _signal.NSIG) if _signal.getsignal(number) not in unchanged]
 
 
+def part(signals: Sequence[int]) -> None:
+    """Take the handlers of the agent's signals out of a child, and the child out of the agent's session."""
+    _signal.set_wakeup_fd(-1)
+    for number in signals:
+        _signal.signal(number, _signal.SIG_DFL)
+    os.setsid()
+
+
 def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> NoReturn:
     """Runs in the child; reports a failing step through ``status`` and exits."""
     step = STEP_PROCESS
     try:
         builtin = find_builtin(start.argv[0], setup.builtins)
-        _signal.set_wakeup_fd(-1)
-        for number in signals:
+        if not start.apart:
             # A builtin is a Python again, and has those as Python has them.
-            if builtin is None or number not in _PYTHONS_OWN:
-                _signal.signal(number, _signal.SIG_DFL)
-        os.setsid()
+            part(signals if builtin is None else [number for number in signals if number not in _PYTHONS_OWN])
         if start.tty:
             pty.take_control(start.stdio[0])
         # The agent's own 0, 1 and 2 are open, so none of these is below 3 and none is overwritten before it is copied.
@@ -138,6 +147,8 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
         os.umask(0o022)
         step = STEP_CONFINE
         setup.confine()
+        if not start.apart:
+            setup.load_filter()
         if setup.oom_score_fd is not None:
             # Only now: before, the process is as undumpable as init, and then its /proc files are not its own.
             _raise_oom_score(setup.oom_score_fd)

@@ -191,9 +191,9 @@ class Processes:
 
     def _told(self, start: child.Start, status: int) -> Spare | None:
         """The child that was forked ahead, on its way to the program; None where there is none for it."""
-        spare, self._spare = self._spare, None
-        if spare is None:
+        if self._spare is None or child.find_builtin(start.argv[0], self._setup.builtins) is not None:
             return None
+        spare, self._spare = self._spare, None
         if spare.become(start, status):
             return spare
         self._drop(spare)

@@ -23,7 +23,7 @@ from tidebox.agent.users import User
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, Callable
+    from typing import Any
 
     from tidebox.agent.setup import Setup
 
@@ -60,11 +60,10 @@ class Single:
     _oom_score: int
     _ids: tuple[int, int]
 
-    def __init__(self, setup: Setup, defaults: Defaults, load_filter: Callable[[], None]) -> None:
+    def __init__(self, setup: Setup, defaults: Defaults) -> None:
         self._setup = setup
         self._defaults = defaults
         self._signals = sorted({*child.changed_signals(), _signal.SIGCHLD})
-        self._load_filter = load_filter
         self._pid = 0
         self._failed = -1
 
@@ -149,7 +148,7 @@ class Single:
             step = child.STEP_CWD
             os.chdir(start.cwd)
             step = child.STEP_CONFINE
-            self._load_filter()
+            self._setup.load_filter()
             os.write(self._oom_score, child.OOM_SCORE)
             step = child.STEP_USER
             self._be(start.user.uid, start.user.gid)

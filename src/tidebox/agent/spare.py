@@ -1,14 +1,13 @@
 """A child that is forked before anybody asks for a program.
 
 A fork of the agent takes longer than most programs people run in a sandbox, and so does what a fork copies at its first
-steps. Where one program follows the other it is done while nobody waits: the child has its cgroup leaf already, holds
-nothing else of the agent's, and becomes the program that it is told. User code cannot reach it before: it still has the
-agent's identity.
+steps. Where one program follows the other it is done while nobody waits: the child has its cgroup leaf and its system
+call filter already, holds nothing else of the agent's, and becomes the program that it is told. User code cannot reach
+it before: it still has the agent's identity.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import _socket
 import marshal
 import os
@@ -69,8 +68,7 @@ class Spare:
 
 def _wait(sock: _socket.socket, setup: Setup, signals: Sequence[int], leaf: int) -> NoReturn:
     try:
-        # It would be written to, whatever file it is by then.
-        _signal.set_wakeup_fd(-1)
+        child.part(signals)
         if setup.leaves is not None:
             setup.leaves.attach(leaf)
         # The pipes of other programs must not be kept open from here.
@@ -79,12 +77,14 @@ def _wait(sock: _socket.socket, setup: Setup, signals: Sequence[int], leaf: int)
             os.closerange(low, fd)
             low = fd + 1
         os.closerange(low, child.HIGHEST_DESCRIPTOR)
+        setup.load_filter()
         data, ancillary, _, _ = sock.recvmsg(_LARGEST_ORDER, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)
         if data:
             argv, env, cwd, (uid, gid), rlimits, tty = marshal.loads(data)
             stdin, stdout, stderr, status = _DESCRIPTORS.unpack(ancillary[0][2])
             start = child.Start(argv, env, cwd, User(uid, gid, None), rlimits, tty)
             start.stdio = (stdin, stdout, stderr)
+            start.apart = True
             child.become(start, setup, status, signals)
     finally:
         os._exit(0)

@@ -48,6 +48,7 @@ class Shape:
             user=(USER_UID, USER_UID),
             default_user_name="user",
             confine=confine.confine_program,
+            load_filter=confine.load_filter,
             builtins={"python": warm.park},
         )
         defaults = Defaults(
@@ -57,7 +58,7 @@ class Shape:
         )
         # Made here, once: a box inherits it and only adds its descriptors.
         self.agent = None if _make_agent is None else _make_agent(self.setup, message)
-        self.single = Single(self.setup, defaults, confine.load_filter)
+        self.single = Single(self.setup, defaults)
 
 
 class BoxOrder:

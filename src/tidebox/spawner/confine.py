@@ -25,10 +25,9 @@ def restrict_init(two_ids: bool) -> None:
 
 
 def confine_program() -> None:
-    """In a child that is already the user: no capability, the system call filter, dumpable again as any program is."""
+    """In a child that is already the user: no capability, and dumpable again as any program is."""
     _NONE.set()
     sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
-    load_filter()
 
 
 def load_filter() -> None:

@@ -48,8 +48,7 @@ class Spare:
 
     def become(self, start: child.Start, status: int) -> bool:
         """Tell it what to become; False where it cannot be told, and another child is needed."""
-        user, rlimits = (start.user.uid, start.user.gid), list(start.rlimits)
-        data = marshal.dumps((start.argv, start.env, start.cwd, user, rlimits, start.tty))
+        data = _pack(start)
         if len(data) > _LARGEST_ORDER:
             return False
         descriptors = _DESCRIPTORS.pack(*start.stdio, status)
@@ -66,6 +65,23 @@ class Spare:
         self._sock.close()
 
 
+def _pack(start: child.Start) -> bytes:
+    user, rlimits = (start.user.uid, start.user.gid), list(start.rlimits)
+    return marshal.dumps((start.argv, start.env, start.cwd, user, rlimits, start.tty))
+
+
+def _unpack(data: bytes, descriptors: bytes) -> tuple[child.Start, int]:
+    argv, env, cwd, (uid, gid), rlimits, tty = marshal.loads(data)
+    stdin, stdout, stderr, status = _DESCRIPTORS.unpack(descriptors)
+    start = child.Start(argv, env, cwd, User(uid, gid, None), rlimits, tty)
+    start.stdio = (stdin, stdout, stderr)
+    start.apart = True
+    return start, status
+
+
+_SAMPLE = _pack(child.Start([b"true"], {b"NAME": b"value"}, b"/", User(0, 0, None), [(0, 0, 0)], False))
+
+
 def _wait(sock: _socket.socket, setup: Setup, signals: Sequence[int], leaf: int) -> NoReturn:
     try:
         child.part(signals)
@@ -78,13 +94,11 @@ def _wait(sock: _socket.socket, setup: Setup, signals: Sequence[int], leaf: int)
             low = fd + 1
         os.closerange(low, child.HIGHEST_DESCRIPTOR)
         setup.load_filter()
+        # The pages that this writes to are copied now, while nobody waits.
+        _unpack(_SAMPLE, bytes(_DESCRIPTORS.size))
         data, ancillary, _, _ = sock.recvmsg(_LARGEST_ORDER, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)
         if data:
-            argv, env, cwd, (uid, gid), rlimits, tty = marshal.loads(data)
-            stdin, stdout, stderr, status = _DESCRIPTORS.unpack(ancillary[0][2])
-            start = child.Start(argv, env, cwd, User(uid, gid, None), rlimits, tty)
-            start.stdio = (stdin, stdout, stderr)
-            start.apart = True
+            start, status = _unpack(data, ancillary[0][2])
             child.become(start, setup, status, signals)
     finally:
         os._exit(0)

@@ -61,6 +61,14 @@ def _await_spare(spawner: int) -> int:
     raise AssertionError("nothing is kept ready")
 
 
+def _await_end(pid: int) -> None:
+    for _ in range(1000):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{pid} was not reaped")
+
+
 def _command(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
@@ -97,7 +105,9 @@ async def test_one_that_died_is_replaced(spawner_and_box: tuple[int, Box]) -> No
     spawner, box = spawner_and_box
     for _ in range(3):
         await run(box, "true")
-        os.kill(await asyncio.to_thread(_await_spare, spawner), signal.SIGKILL)
+        ready = await asyncio.to_thread(_await_spare, spawner)
+        os.kill(ready, signal.SIGKILL)
+        await asyncio.to_thread(_await_end, ready)
         text, exited = await run(box, "echo", "still")
         assert (text, exited.code) == (b"still\n", 0)
 

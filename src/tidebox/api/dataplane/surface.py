@@ -207,6 +207,7 @@ class DataplaneSurface:
     async def _upload(self, exchange: Exchange) -> None:
         query = exchange.query
         mode, offset = files.parse_mode(query.get("mode")), files.parse_offset(query.get("offset"))
+        complete = _flag(query, "complete", True)
         if offset and "upload_id" not in query:
             raise InvalidRequest("offset: only an upload in parts, with an upload_id, has one", field="offset")
         content_type = header(exchange.scope, b"content-type") or b""
@@ -216,7 +217,7 @@ class DataplaneSurface:
             if "upload_id" in query:
                 if is_form:
                     raise InvalidRequest("an upload in parts is no form", field="content-type")
-                return await self._upload_part(exchange, box.files, body, mode, offset)
+                return await self._upload_part(exchange, box.files, body, mode, offset, complete)
             chunks = form_file(content_type, body.chunks()) if is_form else body.chunks()
             async with aclosing(chunks):
                 made = await files.upload(box.files, query.get("path"), chunks, mode)
@@ -224,11 +225,10 @@ class DataplaneSurface:
         return await exchange.answer(made)
 
     async def _upload_part(
-        self, exchange: Exchange, there: Files, body: Body, mode: int | None, offset: int
+        self, exchange: Exchange, there: Files, body: Body, mode: int | None, offset: int, complete: bool
     ) -> None:
         query = exchange.query
         upload = files.Resumable(there, query.get("path"), query["upload_id"])
-        complete = _flag(query, "complete", True)
         async with aclosing(body.while_it_lasts()) as chunks:
             size = await upload.append(chunks, offset, mode)
         if body.cut_off:

@@ -101,6 +101,11 @@ class Ends:
         for fd in self.theirs:
             os.close(fd)
 
+    def close(self) -> None:
+        """There will be no box: let go of ours."""
+        for fd in self.ours:
+            os.close(fd)
+
 
 def _sockets(kind: int) -> tuple[int, int]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)

@@ -93,17 +93,22 @@ class NativeRuntime(Runtime):
         name = f"b{next(self._numbers)}"
         ends = Ends(spec.single)
         # First of all: everything else is done while the box is made.
-        answer = spawner.send(
-            "open",
-            descriptors=ends.theirs,
-            box=name,
-            template=template,
-            shape=shape,
-            cgroup=bool(self._spawner_facts["cgroup"]),
-            leaves=spec.shared,
-            limits=cgroup_limits(spec.limits, shared=spec.shared),
-        )
-        ends.give_away()
+        try:
+            answer = spawner.send(
+                "open",
+                descriptors=ends.theirs,
+                box=name,
+                template=template,
+                shape=shape,
+                cgroup=bool(self._spawner_facts["cgroup"]),
+                leaves=spec.shared,
+                limits=cgroup_limits(spec.limits, shared=spec.shared),
+            )
+        except BaseException:
+            ends.close()
+            raise
+        finally:
+            ends.give_away()
         link = single = None
         started: Exec | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -20,6 +21,7 @@ from tidebox.model.events import Exited
 from tidebox.model.limits import MIB, Limits
 from tidebox.runtime.base import Box, BoxSpec, Command
 from tidebox.runtime.native.runtime import NativeRuntime
+from tidebox.runtime.native.spawner import Spawner
 
 
 @pytest.fixture
@@ -117,6 +119,21 @@ async def test_files_are_put_there_before_the_program(box: Box) -> None:
 async def test_files_that_do_not_fit_are_refused(box: Box) -> None:
     with pytest.raises(PayloadTooLarge, match="do not fit"):
         await box.put({"large": bytes(8 * MIB)})
+
+
+async def test_a_box_that_cannot_be_asked_for_costs_no_descriptor(
+    runtime: NativeRuntime, box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "none left")
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(Spawner, "send", refuse)
+    for single in (True, False):
+        with pytest.raises(OSError, match="none left"):
+            await runtime.open(BoxSpec(single=single, limits=Limits(workspace=4 * MIB)))
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    monkeypatch.undo()
 
 
 async def test_the_end_of_init_ends_the_program(box: Box) -> None:

@@ -162,7 +162,11 @@ def test_the_end_of_the_watched_directory(plane: Plane, token: str, http: httpx2
 
 def test_a_flood_is_an_overflow_and_holds_up_nobody(plane: Plane, token: str, http: httpx2.Client, there: str) -> None:
     """More than the kernel keeps, and a client that reads nothing of it: the server does other things meanwhile."""
-    flood = "import os\nfor i in range(60_000):\n    os.close(os.open(str(i % 7), os.O_CREAT)); os.unlink(str(i % 7))"
+    # Names so long that all of it never fits into the buffers of a connection, however slow this machine writes them.
+    flood = (
+        "import os\nfor i in range(60_000):\n"
+        "    name = 'x' * 240 + str(i % 7)\n    os.close(os.open(name, os.O_CREAT)); os.unlink(name)"
+    )
     with watching_of(plane, token, there, recursive="true") as socket:
         with plane.client(token) as other:
             started = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
 import socket
@@ -68,7 +69,7 @@ def mutated(chance: random.Random) -> str | bytes:
                 if chance.random() < 0.3:
                     place.pop(name, None)
                 else:
-                    place[name] = chance.choice(VALUES)
+                    place[name] = copy.deepcopy(chance.choice(VALUES))
         return json.dumps(message)
     text = json.dumps(message)
     if kind < 0.8:

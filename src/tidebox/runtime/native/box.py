@@ -77,7 +77,8 @@ class NativeBox(Box):
 
     @property
     def gone(self) -> bool:
-        return self._dead.is_set()
+        # Boxes do not outlive their spawner, but a moment passes until the last of them is dead.
+        return self._dead.is_set() or self._spawner.gone.is_set()
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)

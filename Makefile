@@ -19,7 +19,8 @@ serve: install ## install what is missing and serve (SERVE_ARGS="--port 9000")
 
 test: ## install what is missing, system packages included, and run every test
 	@scripts/bootstrap --test
-	.venv/bin/python -m pytest $(PYTEST_ARGS)
+# Hundreds of servers and commands are started: each would compile the whole of Tidebox where nothing may be kept.
+	env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest $(PYTEST_ARGS)
 
 test-vm: ## the native runtime on cgroup v2, in a virtual machine (VM_ARGS=trixie for a newer kernel)
 	@scripts/vm-test $(VM_ARGS)
@@ -45,4 +46,4 @@ soak: ## run boxes for a long time and look for anything left behind
 
 clean: ## remove everything these verbs made
 	rm -rf .venv .bootstrap .interop-06 .interop-07 build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,18 +9,21 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
+from tests.api.forked import ForkedServer, fork_server
 from tests.boxes import descendants
 from tests.cli.command import TIDEBOX
 
-_START_SECONDS = 30.0
-_STOP_SECONDS = 30.0
+Process = subprocess.Popen[str] | ForkedServer
+
+_START_SECONDS = 50.0
+_STOP_SECONDS = 50.0
 # Of the settings that a test sees only those it sets itself.
 _CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("SANDBOX_")}
 
@@ -32,7 +35,7 @@ NO_CELLS = {"pool_blank": "0", "pool_python": "0", "pool_node": "0"}
 class RunningServer:
     """A server process and how to reach it."""
 
-    process: subprocess.Popen[str]
+    process: Process
     url: str
     key: str
     data_dir: Path
@@ -82,15 +85,31 @@ class RunningServer:
 
 def start(data_dir: Path, *arguments: str, **settings: str) -> RunningServer:
     """Start a server on a free port; ``settings`` are given as ``name="value"`` for ``SANDBOX_NAME``."""
-    environment = {f"SANDBOX_{name.upper()}": value for name, value in settings.items()}
+    return _started(fork_server(_words(data_dir, arguments), _environment(settings)), data_dir, settings)
+
+
+def start_command(data_dir: Path, *arguments: str, **settings: str) -> RunningServer:
+    """The same as a user does it."""
     process = subprocess.Popen(
-        [TIDEBOX, "serve", "--port", "0", "--data-dir", str(data_dir), *arguments],
-        env=_CLEAN | environment,
+        [TIDEBOX, *_words(data_dir, arguments)],
+        env=_environment(settings),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    return _started(process, data_dir, settings)
+
+
+def _words(data_dir: Path, arguments: Sequence[str]) -> list[str]:
+    return ["serve", "--port", "0", "--data-dir", str(data_dir), *arguments]
+
+
+def _environment(settings: dict[str, str]) -> dict[str, str]:
+    return _CLEAN | {f"SANDBOX_{name.upper()}": value for name, value in settings.items()}
+
+
+def _started(process: Process, data_dir: Path, settings: dict[str, str]) -> RunningServer:
     assert process.stdout is not None
     assert process.stderr is not None
     banner: queue.Queue[str | None] = queue.Queue()
@@ -127,7 +146,7 @@ def finish(server: RunningServer) -> None:
     if server.process.poll() is None:
         assert server.stop() == 0, server.log
     server.wait()
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 30
     while left := [pid for pid in below if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.01)

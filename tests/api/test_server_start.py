@@ -17,9 +17,23 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from tests.api.conftest import NO_CELLS, RunningServer
+from tests.api.conftest import NO_CELLS, RunningServer, finish, start_command
 from tests.boxes import as_user, is_root
 from tests.cli.command import error_line, tidebox
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+    """Starts servers as a user does it; ends them after the test."""
+    servers: list[RunningServer] = []
+
+    def make(*arguments: str, data_dir: Path | None = None, **settings: str) -> RunningServer:
+        servers.append(start_command(data_dir or tmp_path / f"server{len(servers)}", *arguments, **settings))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        finish(server)
 
 
 @pytest.fixture

@@ -35,14 +35,14 @@ FULL = Effort(
     connections=1000,
 )
 QUICK = Effort(
-    samples=10,
-    idle_samples=3,
+    samples=3,
+    idle_samples=1,
     rounds=1,
-    runs_per_round=40,
+    runs_per_round=16,
     transfers=1,
     transfer_bytes=16 * MIB,
     stream_bytes=8 * MIB,
-    connections=50,
+    connections=20,
 )
 
 

@@ -34,7 +34,7 @@ from tidebox.wire.messages import (
     ExecStdout,
 )
 
-PATIENCE = 20.0
+PATIENCE = 30.0
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 M = TypeVar("M", bound=Message)
@@ -280,7 +280,7 @@ def running(
     finally:
         peer.sock.close()
         try:
-            peer.process.wait(5)
+            peer.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             peer.process.kill()
             peer.process.wait()

@@ -99,7 +99,7 @@ def test_bootstrap_sets_defaults(python: str, tmp_path: Path) -> None:
         assert peer.run_sh("pwd; echo $GREETING").stdout.decode().split("\n")[:2] == [str(tmp_path), "hi there"]
     finally:
         peer.sock.close()
-        peer.process.wait(5)
+        peer.process.wait(30)
 
 
 def test_only_the_three_standard_descriptors(agent: Peer) -> None:
@@ -126,7 +126,7 @@ def test_own_session(agent: Peer) -> None:
 
 def test_an_interrupt_from_inside_does_not_end_the_agent_with_a_traceback(agent: Peer) -> None:
     os.kill(agent.process.pid, signal.SIGINT)
-    assert agent.process.wait(5) == -signal.SIGINT
+    assert agent.process.wait(30) == -signal.SIGINT
 
 
 def test_umask(agent: Peer) -> None:
@@ -278,7 +278,7 @@ def test_exited_does_not_wait_for_a_background_process(agent: Peer) -> None:
     outcome = agent.run_sh("sleep 30 & echo done")
     assert outcome.stdout == b"done\n"
     assert outcome.exited.code == 0
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 def test_output_of_a_background_process_within_the_grace(agent: Peer) -> None:
@@ -297,7 +297,7 @@ def test_a_background_process_survives_its_output(agent: Peer, tmp_path: Path) -
     marker = tmp_path / "alive"
     script = f"(sleep 0.3; seq 1 100000; echo yes > {marker}) & echo started"
     assert agent.run_sh(script).stdout == b"started\n"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not marker.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert marker.read_text() == "yes\n"
@@ -311,7 +311,7 @@ def test_closed_output_is_not_the_end(agent: Peer) -> None:
 def test_no_zombies(agent: Peer) -> None:
     for _ in range(20):
         agent.run_sh("true & true")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
     while children.read_text().strip() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -325,7 +325,7 @@ def test_nothing_is_left_open_after_many_execs(agent: Peer) -> None:
     for number in range(30):
         agent.run("true" if number % 2 else "no-such-program")
     # A child that could not become its program is still about to exit when the host is told.
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while len(os.listdir(descriptors)) != before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(os.listdir(descriptors)) == before

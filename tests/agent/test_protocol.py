@@ -53,7 +53,7 @@ def unbooted(python: str) -> Iterator[Peer]:
     peer = Peer(python)
     yield peer
     peer.sock.close()
-    peer.process.wait(5)
+    peer.process.wait(30)
 
 
 def envelope(name: str, payload: Any, generation: int = 10) -> bytes:
@@ -96,12 +96,12 @@ def test_boot_and_first_request_in_one_piece(unbooted: Peer) -> None:
 )
 def test_boot_that_cannot_be(unbooted: Peer, first: Message) -> None:
     unbooted.sock.sendall(encode_message(first, 0, 10))
-    assert unbooted.process.wait(5) == 1
+    assert unbooted.process.wait(30) == 1
 
 
 def test_host_refuses_the_boot(unbooted: Peer) -> None:
     unbooted.sock.sendall(encode_message(Bootstrap(), 0, 10) + encode_message(InitAck(failure=True), 0, 10))
-    assert unbooted.process.wait(5) == 1
+    assert unbooted.process.wait(30) == 1
 
 
 @pytest.mark.parametrize("generation", range(1, 11))
@@ -122,7 +122,7 @@ def test_before_bootstrap_messages_the_agent_starts_by_itself(python: str, gener
         peer.expect(0, Ready)
     finally:
         peer.sock.close()
-        peer.process.wait(5)
+        peer.process.wait(30)
 
 
 def test_what_a_pinned_agent_does_not_know(python: str) -> None:
@@ -225,7 +225,7 @@ def test_id_zero_starts_nothing(agent: Peer) -> None:
 @pytest.mark.parametrize("length", [0, 4, 4_194_305, 2**32 - 1])
 def test_broken_framing_ends_the_agent(agent: Peer, length: int) -> None:
     agent.sock.sendall(struct.pack(">I", length) + b"x" * 8)
-    assert agent.process.wait(5) == 1
+    assert agent.process.wait(30) == 1
 
 
 def test_random_frames(agent: Peer) -> None:
@@ -262,7 +262,7 @@ def disconnect(peer: Peer, slot: int = 0) -> None:
 
 def gone(pid: int) -> bool:
     """Whether a process ends within a moment."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)
@@ -315,7 +315,7 @@ def test_connections_go_with_their_client(agent: Peer) -> None:
         agent.expect(1, TcpConnected)
         connection, _ = server.accept()
         with connection:
-            connection.settimeout(5)
+            connection.settimeout(30)
             disconnect(agent)
             assert connection.recv(10) == b""
     assert agent.silent(1, 0.1)
@@ -326,7 +326,7 @@ def test_connections_go_with_their_client(agent: Peer) -> None:
 
 def test_shutdown_of_an_idle_agent(agent: Peer) -> None:
     agent.send(0, Shutdown())
-    assert agent.process.wait(5) == 0
+    assert agent.process.wait(30) == 0
 
 
 def test_shutdown_asks_programs_first(agent: Peer, tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_shutdown_asks_programs_first(agent: Peer, tmp_path: Path) -> None:
     agent.expect(id, ExecStdout)
     agent.send(0, Shutdown())
     assert agent.finish(id).exited.code == 0
-    assert agent.process.wait(5) == 0
+    assert agent.process.wait(30) == 0
     assert marker.read_text() == "bye\n"
 
 
@@ -346,8 +346,8 @@ def test_shutdown_kills_what_does_not_listen(agent: Peer) -> None:
     agent.expect(id, ExecStdout)
     before = time.monotonic()
     agent.send(0, Shutdown())
-    assert agent.process.wait(5) == 0
-    assert time.monotonic() - before < 2
+    assert agent.process.wait(30) == 0
+    assert time.monotonic() - before < 20
     assert gone(pid)
 
 
@@ -356,7 +356,7 @@ def test_a_host_that_is_gone_takes_the_programs_along(python: str) -> None:
         id = peer.start("sleep", "100")
         pid = peer.expect(id, ExecStarted).pid
         peer.sock.close()
-        assert peer.process.wait(5) == 0
+        assert peer.process.wait(30) == 0
     assert gone(pid)
 
 
@@ -370,9 +370,9 @@ def test_socket_path(python: str, tmp_path: Path) -> None:
         env={"PYTHONPATH": str(SOURCE)},
     )
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(5)
+            client.settimeout(30)
             while True:
                 try:
                     client.connect(str(path))
@@ -382,7 +382,7 @@ def test_socket_path(python: str, tmp_path: Path) -> None:
                     time.sleep(0.01)
             assert client.recv(9)[4:8] == b"\0\0\0\0"
             assert not path.exists()
-        assert process.wait(5) == 0
+        assert process.wait(30) == 0
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 from tests.agent.peer import Peer
 from tidebox.wire.messages import ExecExited, ExecResize, ExecSignal, ExecStarted, ExecStdin, ExecStdout
@@ -59,9 +58,10 @@ def test_control_d_is_the_end(agent: Peer) -> None:
 
 
 def test_control_c_interrupts_the_foreground(agent: Peer) -> None:
-    id = agent.sh("trap 'echo interrupted' INT; sleep 100; echo after", tty=True)
+    # The shell looks at its trap when what it waits for has ended.
+    id = agent.sh("trap 'echo interrupted' INT; sh -c 'echo ready; exec sleep 100'; echo after", tty=True)
     agent.expect(id, ExecStarted)
-    time.sleep(0.3)
+    until(agent, id, b"ready\r\n")
     agent.send(id, ExecStdin(data=b"\x03"))
     assert agent.finish(id).stdout.replace(b"^C", b"") == b"interrupted\r\nafter\r\n"
 
@@ -70,12 +70,14 @@ def test_job_control(agent: Peer) -> None:
     id = agent.start("bash", "--norc", "-i", tty=True, env=["PS1=$ ", "TERM=dumb"])
     agent.expect(id, ExecStarted)
     until(agent, id, b"$ ")
-    agent.send(id, ExecStdin(data=b"sleep 100\n"))
-    time.sleep(0.3)
+    # It says where it is; in the line that the terminal echoes the words are cut.
+    job = """sh -c 'trap "echo a""gain" CONT; echo g""o; while :; do sleep 0.05; done'\n"""
+    agent.send(id, ExecStdin(data=job.encode()))
+    until(agent, id, b"go\r\n")
     agent.send(id, ExecStdin(data=b"\x1a"))
     assert b"Stopped" in until(agent, id, b"Stopped")
     agent.send(id, ExecStdin(data=b"fg\n"))
-    time.sleep(0.3)
+    until(agent, id, b"again\r\n")
     agent.send(id, ExecStdin(data=b"\x03"))
     until(agent, id, b"$ ")
     agent.send(id, ExecStdin(data=b"exit 7\n"))

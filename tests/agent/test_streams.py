@@ -46,7 +46,7 @@ def agent_memory(peer: Peer) -> int:
 @pytest.mark.parametrize("generation", [7, 10])
 def test_large_output_to_a_slow_reader_is_exact(python: str, generation: int) -> None:
     with running(python, generation) as peer:
-        id = peer.start(sys.executable, "-S", "-c", COUNTER, str(64 * MIB))
+        id = peer.start(sys.executable, "-S", "-c", COUNTER, str(32 * MIB))
         time.sleep(0.5)  # everything on the way is full by now
         memory = agent_memory(peer)
         digest, size = hashlib.sha256(), 0
@@ -61,20 +61,22 @@ def test_large_output_to_a_slow_reader_is_exact(python: str, generation: int) ->
             elif not isinstance(message, ExecStarted):
                 break
         assert message.code == 0
-        assert size == 64 * MIB
-        assert digest.digest() == hashlib.sha256(pattern(64 * MIB)).digest()
-        assert memory < 64 * MIB
+        assert size == 32 * MIB
+        assert digest.digest() == hashlib.sha256(pattern(32 * MIB)).digest()
+        assert memory < 32 * MIB
 
 
 def test_a_host_that_does_not_read_holds_the_program_back(python: str, tmp_path: Path) -> None:
     progress = tmp_path / "progress"
     with running(python, 7) as peer:
         peer.sh(f"while :; do head -c 65536 /dev/zero; echo x >> {progress}; done")
-        time.sleep(1)
-        written = progress.stat().st_size // 2 * 65536
-        assert written < 8 * MIB
-        time.sleep(0.3)
-        assert progress.stat().st_size // 2 * 65536 == written
+        deadline, before, written = time.monotonic() + 30, -1, 0
+        while written != before or not written:
+            assert time.monotonic() < deadline
+            before = written
+            time.sleep(0.5)
+            written = progress.stat().st_size // 2 * 65536 if progress.exists() else 0
+            assert written < 8 * MIB
 
 
 def test_output_within_the_window_only(agent: Peer) -> None:
@@ -84,13 +86,12 @@ def test_output_within_the_window_only(agent: Peer) -> None:
     id = agent.start("head", "-c", str(4 * MIB), "/dev/zero")
     agent.expect(id, ExecStarted)
     received = charged = 0
-    while not agent.silent(id, 0.3) or received == 0:
+    while received <= limits.output_limit // 2 or not agent.silent(id, 0.3):
         message = agent.expect(id, ExecStdout)
         assert len(message.data) <= limits.output_chunk_size
         received += len(message.data)
         charged += len(message.data) + OUTPUT_ACK_OVERHEAD
         assert charged <= limits.output_limit
-    assert received > limits.output_limit // 2
     agent.send(id, ExecOutputAck(consumed=charged))
     while received < 4 * MIB:
         message = agent.expect(id, ExecStdout)

@@ -120,7 +120,7 @@ def test_a_large_read_does_not_starve_others(agent: Peer, large: Path) -> None:
     agent.send(probe, Ping())
     before = time.monotonic()
     agent.expect(probe, Pong)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 20
     assert agent.run("echo", "meanwhile").stdout == b"meanwhile\n"
 
 

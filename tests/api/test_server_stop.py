@@ -65,7 +65,7 @@ def test_an_idle_server_ends_at_once(number: signal.Signals, start_server: Calla
     server = start_server(**NO_CELLS)
     started = time.monotonic()
     assert server.stop(number) == 0
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
 def test_idle_clients_are_told(start_server: Callable[..., RunningServer]) -> None:
@@ -126,4 +126,4 @@ def test_a_second_signal_does_not_wait(start_server: Callable[..., RunningServer
         wait_for_log(server, "stopping")
         started = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30

@@ -97,7 +97,7 @@ def test_a_killed_spawner_takes_its_boxes_along_and_is_replaced(runner: BoxRunne
     os.kill(spawner, signal.SIGKILL)
     within(2, lambda: not alive(processes), "processes of boxes outlived the spawner")
     with pytest.raises(BoxGone):
-        run.result(timeout=10)
+        run.result(timeout=50)
     assert runner("print('again')").stdout == b"again\n"
     within(5, lambda: not cgroups_of(spawner), "cgroups of the killed spawner were not swept")
 
@@ -107,7 +107,7 @@ def test_a_killed_template_takes_its_boxes_along_and_is_replaced(runner: BoxRunn
     os.kill(processes[0], signal.SIGKILL)
     within(2, lambda: not alive(processes), "processes of boxes outlived their template")
     with pytest.raises(BoxGone):
-        run.result(timeout=10)
+        run.result(timeout=50)
     assert runner("print('again')").stdout == b"again\n"
     assert runner.engine.runtime.spawner_pid() == spawner
 
@@ -121,13 +121,13 @@ def test_a_killed_agent_takes_its_box_along(runner: BoxRunner) -> None:
     os.kill(init, signal.SIGKILL)
     within(2, lambda: not alive([sleeper, program, init]), "processes outlived the init of their box")
     with pytest.raises(BoxGone):
-        run.result(timeout=10)
+        run.result(timeout=50)
     assert runner("print('again')").stdout == b"again\n"
 
 
 def test_a_crashed_parked_cell_is_replaced_quietly(runner: BoxRunner) -> None:
     runner("pass")
-    runner.submit(runner.engine.pool.filled()).result(timeout=10)
+    runner.submit(runner.engine.pool.filled()).result(timeout=50)
     spawner = runner.engine.runtime.spawner_pid()
     assert spawner is not None
     template = descendants(spawner)[0]
@@ -140,7 +140,7 @@ def test_a_crashed_parked_cell_is_replaced_quietly(runner: BoxRunner) -> None:
     within(5, lambda: all(made > killed for made in runner.engine.pool.made()), "the cells were not replaced")
     for _ in range(3):
         assert runner("print('fine')").stdout == b"fine\n"
-    runner.submit(runner.engine.pool.filled()).result(timeout=10)
+    runner.submit(runner.engine.pool.filled()).result(timeout=50)
 
 
 @pytest.mark.parametrize("also_the_spawner", [False, True], ids=["owner", "owner-and-spawner"])

@@ -235,7 +235,7 @@ async def test_another_writer_is_waited_for_without_holding_up_anything_else(tmp
         for _ in range(20):
             before = time.monotonic()
             await asyncio.sleep(0.01)
-            assert time.monotonic() - before < 1.0
+            assert time.monotonic() - before < 3.0
         assert await store.run("run-0") is not None
         assert not writing.done()
         other.execute("COMMIT")

@@ -154,7 +154,7 @@ def test_streams_go_one_way(box_run: Run, descriptor: int, action: str) -> None:
 def test_a_program_that_never_reads_its_input_ends_well(box_run: Run) -> None:
     start = time.monotonic()
     assert said(box_run("print('done')", stdin=b"i" * (8 * MIB))) == "done"
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
 
 
 def test_a_program_that_closes_its_input_ends_well(box_run: Run) -> None:
@@ -189,7 +189,7 @@ os._exit(0)
 """
     result = box_run(program, timeout=40)
     assert said(result) == "done"
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 def test_a_shell_flood_is_cut(box_run: Run) -> None:

@@ -672,6 +672,6 @@ ELIXIR = [
         "stdin",
         'IO.inspect(IO.gets("> ")); IO.inspect(IO.read(:stdio, :eof)); IO.binwrite(<<1, 255, 0>>)',
         "elixir",
-        stdin="é\nrest ü".encode(),
+        stdin="é\nrest ü\n".encode(),
     ),
 ]

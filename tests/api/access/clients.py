@@ -67,7 +67,7 @@ def use(server: RunningServer, token: str, path: str = "/v1/exec", command: str 
     )
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait until something is so."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -76,30 +77,38 @@ def test_the_page_has_the_table() -> None:
             assert f"| `{state.value}` | {names} |\n" in page
 
 
+BEATING = "(while :; do date +%s.%N >> beats; sleep 0.02; done) >/dev/null 2>&1 &"
+
+
+def beats(server: RunningServer, token: str) -> list[float]:
+    """When the program that was left behind did something."""
+    return [float(line) for line in use(server, token, command="cat beats").json()["stdout"].split()]
+
+
+def longest_pause(moments: list[float]) -> float:
+    return max(after - before for before, after in itertools.pairwise(moments))
+
+
 def test_idle_sandboxes_are_frozen_and_go_on_when_used(start_server: Callable[..., RunningServer]) -> None:
-    server = start_server(idle_timeout_sec="0.7", reaper_grace_sec="60", **FAST)
+    server = start_server(idle_timeout_sec="1.5", reaper_grace_sec="60", **FAST)
     with Client(server) as client:
         session = client.ensure("t")
-        counter = "i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.02; done"
-        use(server, session["token"], command=f"({counter}) >/dev/null 2>&1 &")
+        use(server, session["token"], command=BEATING)
         wait_for(lambda: client.state(session["session_id"]) == "suspended")
-        time.sleep(0.5)
-        wait_for(lambda: client.state(session["session_id"]) == "suspended")
-        counted = use(server, session["token"], command="cat count; sleep 0.2; cat count").json()
-        first, second = map(int, counted["stdout"].split())
-        assert second > first, "it goes on where it stood"
+        time.sleep(1.5)
+        assert client.state(session["session_id"]) == "suspended"
+        before = beats(server, session["token"])
         assert client.state(session["session_id"]) == "active"
-        wait_for(lambda: client.state(session["session_id"]) == "suspended")
-        later = int(use(server, session["token"], command="cat count").json()["stdout"])
-        assert later - second < 60, "it did not run while it was frozen"
+        wait_for(lambda: len(beats(server, session["token"])) > len(before) + 5)
+        assert longest_pause(beats(server, session["token"])) > 1.4, "it did not run while it was frozen"
         client.of_session("DELETE", session["session_id"])
 
 
 def test_what_is_in_use_is_not_idle(start_server: Callable[..., RunningServer]) -> None:
-    server = start_server(idle_timeout_sec="0.3", reaper_grace_sec="0.2", **FAST)
+    server = start_server(idle_timeout_sec="1", reaper_grace_sec="0.5", **FAST)
     with Client(server) as client:
         session = client.ensure("t")
-        assert use(server, session["token"], command="sleep 2; echo done").json()["stdout"] == "done\n"
+        assert use(server, session["token"], command="sleep 2.5; echo done").json()["stdout"] == "done\n"
 
 
 def test_idle_sandboxes_end_after_the_grace(start_server: Callable[..., RunningServer]) -> None:
@@ -119,22 +128,21 @@ def test_idle_sandboxes_end_after_the_grace(start_server: Callable[..., RunningS
 
 
 def test_heartbeats_keep_a_sandbox(start_server: Callable[..., RunningServer]) -> None:
-    server = start_server(idle_timeout_sec="1", lease_ttl_sec="1", reaper_grace_sec="0.1", **FAST)
+    server = start_server(idle_timeout_sec="2", lease_ttl_sec="2", reaper_grace_sec="0.1", **FAST)
     with Client(server) as client:
         session = client.ensure("t")
-        for _ in range(8):
-            time.sleep(0.4)
+        for _ in range(6):
+            time.sleep(0.5)
             found(client.of_session("POST", session["session_id"], "/heartbeat"))
         assert client.ensure("t")["sandbox"]["id"] == session["sandbox"]["id"]
 
 
 def test_a_shared_sandbox_lives_as_long_as_one_needs_it(start_server: Callable[..., RunningServer]) -> None:
-    server = start_server(idle_timeout_sec="1", reaper_grace_sec="1", pool_sandboxes="0", **FAST)
+    server = start_server(idle_timeout_sec="1", reaper_grace_sec="2", pool_sandboxes="0", **FAST)
     with Client(server) as client:
         left = client.ensure("left")
         needed = client.ensure("needed", sandbox_hint=left["sandbox"]["id"])
-        counter = "i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.02; done"
-        use(server, needed["token"], command=f"({counter}) >/dev/null 2>&1 &")
+        use(server, needed["token"], command=BEATING)
 
         def is_over() -> bool:
             found(client.of_session("POST", needed["session_id"], "/heartbeat"))
@@ -142,7 +150,7 @@ def test_a_shared_sandbox_lives_as_long_as_one_needs_it(start_server: Callable[.
 
         wait_for(is_over)
         error_of(use(server, left["token"]), 401, "UNAUTHENTICATED")
-        assert int(use(server, needed["token"], command="cat count").json()["stdout"]) > 60, "it was not frozen"
+        assert longest_pause(beats(server, needed["token"])) < 1.5, "it was frozen"
         wait_for(lambda: client.of_session("GET", needed["session_id"]).status_code == 410)
         assert not list((server.data_dir / "run" / "agents").glob("*.sock"))
 
@@ -153,7 +161,7 @@ def test_the_hard_end(start_server: Callable[..., RunningServer]) -> None:
         session = client.ensure("t")
         started = time.monotonic()
         cut_off = use(server, session["token"], command="sleep 30")
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 25
         assert cut_off.status_code != 200 or cut_off.json()["exit_code"] != 0
         error_of(client.of_session("POST", session["session_id"], "/refresh"), 410, "SESSION_EXPIRED")
 
@@ -188,12 +196,10 @@ def test_a_sandbox_that_dies_is_made_anew(start_server: Callable[..., RunningSer
     with Client(server) as client:
         before = client.ensure("t")
         use(server, before["token"], command="sleep 987 >/dev/null 2>&1 &")
-        inside = next(
-            int(entry.name)
-            for entry in Path("/proc").iterdir()
-            if entry.name.isdigit() and _command(entry) == b"sleep\x00987\x00"
-        )
-        status = Path(f"/proc/{inside}/status").read_text()
+        # It is the shell's copy of itself until it has become the program.
+        wait_for(lambda: bool(_processes(b"sleep\x00987\x00")))
+        (inside,) = _processes(b"sleep\x00987\x00")
+        status = (inside / "status").read_text()
         agent = int(status.partition("PPid:")[2].split()[0])
         os.kill(agent, signal.SIGKILL)
         wait_for(lambda: client.state(before["session_id"]) == "failed")
@@ -202,6 +208,10 @@ def test_a_sandbox_that_dies_is_made_anew(start_server: Callable[..., RunningSer
         assert after["recreated"] is True
         assert after["session_id"] == before["session_id"]
         assert use(server, after["token"]).status_code == 200
+
+
+def _processes(command: bytes) -> list[Path]:
+    return [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and _command(entry) == command]
 
 
 def _command(entry: Path) -> bytes:

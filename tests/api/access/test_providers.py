@@ -458,15 +458,17 @@ def test_when_one_server_is_full_the_next_is_asked(start_server: Starter, tmp_pa
 
 def test_what_is_needed_here_is_not_idle_there(start_server: Starter, tmp_path: Path) -> None:
     machine = start_machine(
-        start_server, tmp_path / "machine", idle_timeout_sec="4", lease_ttl_sec="4", reaper_grace_sec="0.5"
+        start_server, tmp_path / "machine", idle_timeout_sec="3", lease_ttl_sec="3", reaper_grace_sec="0.5"
     )
     server = start_server(providers=described(machine.url), **FAST)
     with Client(server) as client:
         kept, left = (client.ensure(name, provider_preference="relay") for name in ("kept", "left"))
-        deadline = time.monotonic() + 7
-        while time.monotonic() < deadline:
-            time.sleep(0.5)
+
+        def is_over() -> bool:
             found(client.of_session("POST", kept["session_id"], "/heartbeat"))
+            return left["sandbox"]["id"] not in sockets(machine)
+
+        wait_for(is_over)
         assert use(server, kept["token"]).status_code == 200
         error_of(use(server, left["token"]), 401, "UNAUTHENTICATED")
         assert client.ensure("left")["recreated"] is True
@@ -474,27 +476,27 @@ def test_what_is_needed_here_is_not_idle_there(start_server: Starter, tmp_path: 
 
 def test_what_is_used_there_is_not_idle_here(start_server: Starter, tmp_path: Path) -> None:
     machine = start_machine(start_server, tmp_path / "machine")
-    server = start_server(providers=described(machine.url), idle_timeout_sec="2", reaper_grace_sec="4", **FAST)
+    server = start_server(providers=described(machine.url), idle_timeout_sec="1.5", reaper_grace_sec="2", **FAST)
     with Client(server) as client:
         used, left = (client.ensure(name, provider_preference="direct") for name in ("used", "left"))
-        assert use(machine, used["token"], command="sleep 10; echo done").json()["stdout"] == "done\n"
+        assert use(machine, used["token"], command="sleep 5; echo done").json()["stdout"] == "done\n"
         assert client.of_session("GET", left["session_id"]).status_code == 410
         assert use(machine, used["token"]).status_code == 200
         assert sockets(machine) == [used["sandbox"]["id"]]
 
 
 def test_passes_are_renewed_before_they_expire(start_server: Starter, tmp_path: Path) -> None:
-    machine = start_machine(start_server, tmp_path / "machine", token_ttl_sec="4")
+    machine = start_machine(start_server, tmp_path / "machine", token_ttl_sec="3")
     server = start_server(providers=described(machine.url), **FAST)
     with Client(server) as client:
         direct = client.ensure("direct", provider_preference="direct")
         life = datetime.datetime.fromisoformat(direct["expires_at"]).timestamp() - time.time()
-        assert life <= 4
+        assert life <= 3
         session = client.ensure("relay", provider_preference="relay")
         with open_socket(server, "/v1/files/watch", session["token"]) as connection:
             watch = Socket(connection)
             watch.expect("ready", 60)
-            deadline = time.monotonic() + 6
+            deadline = time.monotonic() + 4
             while time.monotonic() < deadline:
                 assert use(server, session["token"]).status_code == 200
                 time.sleep(0.2)

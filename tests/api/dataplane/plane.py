@@ -29,7 +29,7 @@ from tidebox.model.principal import Principal
 from tidebox.model.sandbox import ALL_CAPABILITIES, Capability
 from tidebox.runtime.base import BoxSpec
 
-SECONDS = 10.0
+SECONDS = 30.0
 # No more memory than files: a full workspace must not be what a sandbox dies of.
 _LIMITS = Limits(memory=256 * MIB, workspace=256 * MIB)
 

@@ -217,7 +217,7 @@ def test_a_suspended_sandbox_is_resumed_by_its_use(
     server = start_server(data_dir=short_path, rate_limit="off", **times)
     found = acquire(server)
     url = f"{server.url}/v1/sandbox/sessions/{found['session_id']}"
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 30
     while httpx2.get(url, headers=server.headers).json()["binding"]["state"] not in ("idle", "suspended"):
         assert time.monotonic() < deadline
         time.sleep(0.1)

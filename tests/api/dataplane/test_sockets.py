@@ -36,7 +36,7 @@ def closed_with(socket: Socket) -> int:
     return caught.value.rcvd.code
 
 
-def assert_ended(http: httpx2.Client, marker: str, seconds: float = 5.0) -> None:
+def assert_ended(http: httpx2.Client, marker: str, seconds: float = 30.0) -> None:
     """No process of the sandbox has ``marker`` among its arguments any more."""
     deadline = time.monotonic() + seconds
     while marker in processes_of(http):

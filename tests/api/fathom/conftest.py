@@ -23,7 +23,7 @@ def levels(server: RunningServer) -> dict[str, float]:
     return found | {"connections": sum(open_ones)}
 
 
-def assert_idle(server: RunningServer, within: float = 10.0, kept: float | None = None) -> None:
+def assert_idle(server: RunningServer, within: float = 30.0, kept: float | None = None) -> None:
     """Nothing runs or waits, nobody is connected, and there are no boxes but those kept for later."""
     deadline = time.monotonic() + within
     allowed = Settings().pool_sandboxes if kept is None else kept

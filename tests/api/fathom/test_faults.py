@@ -30,7 +30,7 @@ def sleeper(seconds: int) -> str:
 async def pids_of(server: RunningServer, seconds: int) -> list[int]:
     """The processes of the box in which a sleeper sleeps: the child, the program, the agent."""
     name = f"sleep\0{seconds}\0".encode()
-    await until(lambda: name in map(command_line, descendants(server.pid)), 5)
+    await until(lambda: name in map(command_line, descendants(server.pid)))
     (child,) = (pid for pid in descendants(server.pid) if command_line(pid) == name)
     return [child, parent(child), parent(parent(child))]
 
@@ -59,8 +59,8 @@ def gone(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-async def until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
@@ -82,7 +82,7 @@ async def test_a_killed_agent_fails_its_execution_only(start_server: StartServer
         done = await client.finish(victim)
         assert done.sequence == ["ack", "running", "stdout", "INTERNAL_ERROR"]
         assert done.error["retryable"] is True
-        await until(lambda: gone(processes), 2)
+        await until(lambda: gone(processes))
         assert (await client.run("print(1)", id=victim + "_again")).sequence == SUCCESS
         await client.cancel(other)
         assert (await client.finish(other)).sequence[-2:] == ["cancelled", "result"]
@@ -104,8 +104,8 @@ async def test_a_killed_spawner_fails_what_runs_and_is_replaced(start_server: St
         assert (await other.finish(waiting)).sequence == SUCCESS
         assert (await client.run("print(1)")).sequence == SUCCESS
         assert spawner_of(server) != killed
-        await until(lambda: gone(processes), 2)
-        await until(lambda: count_leaves(killed)["leaves"] == 0, 5)
+        await until(lambda: gone(processes))
+        await until(lambda: count_leaves(killed)["leaves"] == 0)
     assert_idle(server)
 
 
@@ -131,8 +131,8 @@ async def test_a_killed_server_leaves_nothing(start_server: StartServer) -> None
         server.wait()
         with pytest.raises(ConnectionClosed):
             await client.next()
-        await until(lambda: gone(processes), 2)
-        await until(lambda: count_leaves(spawner)["leaves"] == 0, 5)
+        await until(lambda: gone(processes))
+        await until(lambda: count_leaves(spawner)["leaves"] == 0)
 
 
 async def test_a_server_that_is_told_to_stop_finishes_what_it_has(start_server: StartServer) -> None:

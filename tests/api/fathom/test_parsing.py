@@ -239,9 +239,9 @@ def test_what_is_no_request_is_refused(text: str, message: str, id: str | None) 
     ids=["arrays", "objects", "nested extra", "nested limits", "number", "version", "variables"],
 )
 def test_a_bomb_neither_crashes_nor_stalls(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert len(answer(text)) < 300
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 1
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -7,12 +7,12 @@ import os
 import socket
 import subprocess
 import threading
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import StreamRequestHandler, TCPServer, ThreadingTCPServer
 
 _IDENTITY = {
     "PATH": os.defpath + ":/usr/local/bin",
@@ -96,47 +96,41 @@ class Repository:
         return name
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+class _Daemon(StreamRequestHandler):
+    """One connection to git's own daemon."""
+
+    root: Path
+
+    def handle(self) -> None:
+        subprocess.run(
+            ["git", "daemon", "--inetd", "--export-all", f"--base-path={self.root}", str(self.root)],
+            env=_IDENTITY,
+            stdin=self.request,
+            stdout=self.request,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
 
 
 @contextmanager
 def git_daemon(root: Path) -> Iterator[str]:
     """A real git daemon; its URL."""
-    port = free_port()
-    process = subprocess.Popen(
-        [
-            "git",
-            "daemon",
-            "--export-all",
-            f"--base-path={root / 'served'}",
-            "--listen=127.0.0.1",
-            f"--port={port}",
-            "--reuseaddr",
-            str(root / "served"),
-        ],
-        env=_IDENTITY,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+    handler = type("Handler", (_Daemon,), {"root": root / "served"})
+    with _serving(ThreadingTCPServer(("127.0.0.1", 0), handler)) as port:
         yield f"git://127.0.0.1:{port}"
+
+
+@contextmanager
+def _serving(server: TCPServer) -> Iterator[int]:
+    """Answers in threads of its own; its port."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
     finally:
-        os.killpg(process.pid, 15)
-        process.wait()
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 class _Backend(BaseHTTPRequestHandler):
@@ -198,15 +192,8 @@ class _Backend(BaseHTTPRequestHandler):
 def git_http(root: Path) -> Iterator[str]:
     """A web server of repositories; its URL."""
     handler = type("Handler", (_Backend,), {"root": root / "served"})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with _serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager

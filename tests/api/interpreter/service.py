@@ -75,7 +75,7 @@ class Service:
         run: dict[str, Any] = response.json()
         return run
 
-    def wait(self, run_id: str, *phases: str, seconds: float = 20.0) -> dict[str, Any]:
+    def wait(self, run_id: str, *phases: str, seconds: float = 30.0) -> dict[str, Any]:
         """Wait until a run is in one of these phases, or over."""
         wanted = frozenset(phases) or TERMINAL
         deadline = time.monotonic() + seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosting]:
             rate_limit="off",
             git_hosts=hosts,
             git_schemes="git,http",
-            git_timeout_sec="8",
+            git_timeout_sec="40",
             workspace_cap_mb="8",
             **NO_CELLS,
         )
@@ -271,17 +271,17 @@ def test_a_redirect_is_not_followed(client: Service, session: str, hosting: Host
 
 
 def test_nobody_is_asked_for_a_password(client: Service, session: str, hosting: Hosting) -> None:
-    began = time.monotonic()
-    error_of(put(client, session, f"{hosting.http_url}/private/project.git"), 502, "fetch_failed")
-    assert time.monotonic() - began < 8
+    error = error_of(put(client, session, f"{hosting.http_url}/private/project.git"), 502, "fetch_failed")
+    assert "seconds" not in error["message"]
 
 
-def test_a_server_that_says_nothing(client: Service, session: str, hosting: Hosting) -> None:
-    began = time.monotonic()
-    error = error_of(put(client, session, f"{hosting.silent_url}/x.git"), 502, "fetch_failed")
-    assert "8 seconds" in error["message"]
-    assert time.monotonic() - began < 20
-    assert _nothing_left(hosting.server)
+def test_a_server_that_says_nothing(hosting: Hosting, start_server: Callable[..., RunningServer]) -> None:
+    silent = hosting.silent_url.removeprefix("git://")
+    server = start_server(git_hosts=silent, git_schemes="git", git_timeout_sec="1", **NO_CELLS)
+    with Service.of(server) as client:
+        error = error_of(put(client, client.session(), f"git://{silent}/x.git"), 502, "fetch_failed")
+    assert "1 seconds" in error["message"]
+    assert _nothing_left(server)
 
 
 def test_a_run_that_is_cancelled_while_it_fetches(client: Service, hosting: Hosting) -> None:
@@ -289,12 +289,12 @@ def test_a_run_that_is_cancelled_while_it_fetches(client: Service, hosting: Host
     client.wait(run, "starting")
     time.sleep(0.2)
     client.post(f"/runs/{run}/cancel")
-    assert client.wait(run, seconds=6)["phase"] == "killed"
+    assert client.wait(run)["phase"] == "killed"
     assert _nothing_left(hosting.server)
 
 
 def _nothing_left(server: RunningServer) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         commands = [_command(pid) for pid in descendants(server.pid)]
         if not any("git" in command for command in commands) and not os.listdir(server.data_dir / "uploads"):

@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.api.conftest import RunningServer
 from tests.api.interpreter.service import error_of
-from tests.api.interpreter.streams import Frame, Streams, is_event, output
+from tests.api.interpreter.streams import Streams, is_event, output
 from tests.boxes import count_leaves, descendants
 
 StartServer = Callable[..., RunningServer]
@@ -44,7 +44,7 @@ def kill(server: RunningServer) -> None:
     below = descendants(server.pid)
     server.process.kill()
     server.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while left := [pid for pid in below if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < deadline, f"survived: {left}"
         time.sleep(0.02)
@@ -197,16 +197,6 @@ def test_a_workspace_is_in_its_old_or_its_new_state(start_server: StartServer, s
         told = first
 
 
-def frames_until_closed(streams: Streams, run_id: str) -> tuple[list[Frame], int | None]:
-    """What a stream delivers whose server goes away, and the code that it closes with."""
-    frames: list[Frame] = []
-    with streams.stream(run_id) as stream:
-        with contextlib.suppress(ConnectionClosed):
-            while True:
-                frames.append(stream.next())
-        return frames, stream.socket.close_code
-
-
 def test_a_server_that_is_told_to_stop_leaves_the_queue_to_the_next(
     start_server: StartServer, streams_of: StreamsOf
 ) -> None:
@@ -216,15 +206,16 @@ def test_a_server_that_is_told_to_stop_leaves_the_queue_to_the_next(
     running = before.start(["sleep", "60"])
     waiting = before.start(["echo", "at last"])
     before.wait(running, "running")
-    with ThreadPoolExecutor() as pool:
-        ended = pool.submit(before.frames, running)
-        left = pool.submit(frames_until_closed, before, waiting)
-        time.sleep(0.5)
+    with before.stream(running) as followed, before.stream(waiting) as left:
+        followed.next()
+        frames = [left.next()]
         assert server.stop(signal.SIGTERM) == 0
-        end = ended.result()[-1]["data"]
-        frames, code = left.result()
+        end = followed.rest()[-1]["data"]
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                frames.append(left.next())
+        assert left.socket.close_code == 1001
     assert (end["phase"], end["reason_code"]) == ("killed", "server_shutdown")
-    assert code == 1001
     assert [frame["data"].get("code") for frame in frames if is_event(frame, "error")] == ["shutting_down"]
     after = streams_of(start_server(data_dir=server.data_dir, **options))
     assert after.wait(waiting)["phase"] == "completed"

@@ -96,7 +96,7 @@ def test_deleting_kills_its_runs(ada: Service) -> None:
     started = time.monotonic()
     response = ada.http.delete(f"/sessions/{session}")
     assert response.json() == {"session_id": session, "id": session, "deleted": True, "ok": True}
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     for run_id in (running, waiting):
         run = ada.shown(run_id)
         assert (run["phase"], run["reason_code"]) == ("killed", "session_deleted")
@@ -112,7 +112,7 @@ def test_deleting_kills_its_runs(ada: Service) -> None:
 def test_its_time_ends_it_with_its_runs(ada: Service) -> None:
     session = ada.session(ttl_sec=1)
     run_id = ada.start(["sleep", "60"], session_id=session)
-    run = ada.wait(run_id, seconds=10)
+    run = ada.wait(run_id)
     assert (run["phase"], run["reason_code"]) == ("killed", "session_expired")
     error_of(ada.get(f"/sessions/{session}"), 404, "not_found")
     error_of(ada.submit(session_id=session), 404, "not_found")

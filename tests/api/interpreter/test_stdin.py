@@ -71,7 +71,8 @@ def test_input_may_come_before_the_program_runs(start_server: StartServer, strea
     [
         ("stdin_max_bytes", 10, ["12345", "123456"]),
         ("stdin_max_frame_bytes", 10, ["12345", "12345678901"]),
-        ("stdin_bps", 10, ["12345", "123456"]),
+        # More than ever fits: how soon the second comes does not matter.
+        ("stdin_bps", 10, ["12345", "12345678901"]),
     ],
 )
 def test_breaking_a_rule_closes_the_input(streams: Streams, rule: str, limit: int, pieces: list[str]) -> None:
@@ -95,21 +96,21 @@ def test_a_pause_that_is_too_long_closes_the_input(streams: Streams) -> None:
         started = time.monotonic()
         stream.send(type="stdin", data="abc")
         frames = stream.rest()
-    assert 0.8 < time.monotonic() - started < 10
+    assert time.monotonic() - started > 0.8
     assert closings(frames) == ["stdin_idle_timeout_sec"]
     assert output(frames) == b"3\n"
 
 
 def test_input_that_keeps_coming_is_not_idle(streams: Streams) -> None:
-    run = streams.python(COUNT, interactive=True, stdin_idle_timeout_sec=1)
+    run = streams.python(COUNT, interactive=True, stdin_idle_timeout_sec=2)
     with streams.stream(run["run_id"]) as stream:
-        for _ in range(6):
+        for _ in range(8):
             stream.send(type="stdin", data="x")
             time.sleep(0.3)
         stream.send(type="stdin_close")
         frames = stream.rest()
     assert not closings(frames)
-    assert output(frames) == b"6\n"
+    assert output(frames) == b"8\n"
 
 
 def test_the_server_narrows_what_a_run_asks_for(start_server: StartServer, streams_of: StreamsOf) -> None:
@@ -153,14 +154,13 @@ def test_only_spec_1_1_has_interactive_runs(streams: Streams, field: dict[str, A
 
 
 def test_several_may_send_to_one_program(streams: Streams) -> None:
-    run = streams.python(COUNT, interactive=True)
+    run = streams.python("import sys; print(len(sys.stdin.read(1000)), flush=True); sys.stdin.read()", interactive=True)
     with streams.stream(run["run_id"]) as first, streams.stream(run["run_id"]) as second:
         for each in (first, second) * 5:
             each.send(type="stdin", data="x" * 100)
-        # In order on each connection, so after what this one sent.
-        time.sleep(0.2)
+        assert output(first.until("stdout")) == b"1000\n"
         second.send(type="stdin_close")
-        assert output(first.rest()) == output(second.rest()) == b"1000\n"
+        assert output(second.rest()) == b"1000\n"
 
 
 def flood_with(stream: Stream) -> None:

@@ -302,7 +302,7 @@ def test_the_streams_of_one_user_are_counted(start_server: StartServer, streams_
         assert (status, error["code"], error["details"]["quota"]) == (429, "quota_exceeded", "streams")
         with bob.stream(his["run_id"]) as other:
             other.next()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while True:
         try:
             with ada.stream(run["run_id"]) as again:
@@ -389,7 +389,7 @@ def test_clients_that_vanish_leave_nothing_behind(start_server: StartServer, str
         thread.join(20)
     assert streams.wait(run["run_id"])["phase"] == "completed"
     assert len(output(streams.frames(run["run_id"]))) == 100 * 1001
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while streams.metric('sandbox_ws_connections{component="ws"}'):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -36,7 +36,7 @@ def _number(value: Any) -> Any:
 
 
 Number = BeforeValidator(_number)
-Seconds = Annotated[float, Field(gt=0, le=31536000, allow_inf_nan=False), Number]
+Seconds = Annotated[float, Field(ge=0.01, le=31536000, allow_inf_nan=False), Number]
 Count = Annotated[int, Field(ge=1, le=2**40), Number]
 Cpus = Annotated[float, Field(ge=0.01, le=1024, allow_inf_nan=False), Number]
 Mebibytes = Annotated[int, Field(ge=8, le=1048576), Number]

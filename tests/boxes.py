@@ -166,14 +166,24 @@ def assert_nothing_left(runner: BoxRunner, within: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+def cgroups_of(spawner_pid: int | None) -> list[Path]:
+    """The cgroups of a spawner, wherever they are; those of others come and go meanwhile."""
+    prefix = f"tidebox-{spawner_pid}-"
+    walk = os.walk("/sys/fs/cgroup")
+    return [Path(place, name) for place, names, _ in walk for name in names if name.startswith(prefix)]
+
+
 def count_leaves(spawner_pid: int | None) -> dict[str, int]:
     """How many cgroup leaves of a spawner exist, and how many hold a process."""
     found = {"leaves": 0, "populated": 0}
     for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
         for base in root.glob(f"tidebox-{spawner_pid}-*"):
-            for leaf in base.glob("b*"):
-                found["leaves"] += 1
-                found["populated"] += _is_populated(leaf)
+            try:
+                leaves = list(base.glob("b*"))
+            except FileNotFoundError:
+                continue  # removed while we looked
+            found["leaves"] += len(leaves)
+            found["populated"] += sum(map(_is_populated, leaves))
     return found
 
 

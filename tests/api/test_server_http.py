@@ -23,7 +23,7 @@ SECRET = "a secret of at least thirty-two bytes"
 
 @pytest.fixture
 def client(running_server: RunningServer) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=running_server.url, headers=running_server.headers) as client:
+    with httpx2.Client(base_url=running_server.url, headers=running_server.headers, timeout=60) as client:
         yield client
 
 
@@ -36,7 +36,7 @@ def error_of(answer: httpx2.Response) -> dict[str, Any]:
 def upgrade(server: RunningServer, path: str = "/ws", **headers: str) -> websockets.Response | None:
     """Try to upgrade; what it was refused with, or None."""
     try:
-        with connect(server.url.replace("http", "ws") + path, additional_headers=headers):
+        with connect(server.url.replace("http", "ws") + path, additional_headers=headers, open_timeout=60):
             return None
     except websockets.exceptions.InvalidStatus as error:
         return error.response
@@ -57,9 +57,9 @@ def raw(server: RunningServer, data: bytes) -> tuple[int, dict[str, Any], bytes]
 
 
 def test_a_ready_server_says_so_to_everybody(running_server: RunningServer) -> None:
-    answer = httpx2.get(f"{running_server.url}/healthz")
+    answer = httpx2.get(f"{running_server.url}/healthz", timeout=60)
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-    assert httpx2.head(f"{running_server.url}/healthz").status_code == 200
+    assert httpx2.head(f"{running_server.url}/healthz", timeout=60).status_code == 200
 
 
 def test_a_request_id_is_made_or_taken_over(client: httpx2.Client) -> None:
@@ -84,7 +84,7 @@ def test_a_strange_request_id_is_replaced(given: str, client: httpx2.Client) -> 
 def test_nothing_answers_without_a_credential(
     path: str, credential: dict[str, str], running_server: RunningServer
 ) -> None:
-    answer = httpx2.get(running_server.url + path, headers=credential)
+    answer = httpx2.get(running_server.url + path, headers=credential, timeout=60)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
     assert error_of(answer)["code"] == "unauthorized"
@@ -93,7 +93,7 @@ def test_nothing_answers_without_a_credential(
 @pytest.mark.parametrize("header", ["X-API-KEY: {}", "Authorization: Bearer {}", "authorization: bearer {}"])
 def test_the_key_opens_everything(header: str, running_server: RunningServer) -> None:
     name, _, value = header.format(running_server.key).partition(": ")
-    assert httpx2.get(f"{running_server.url}/metrics", headers={name: value}).status_code == 200
+    assert httpx2.get(f"{running_server.url}/metrics", headers={name: value}, timeout=60).status_code == 200
     assert upgrade(running_server, **{name: value}) is None
 
 
@@ -112,9 +112,9 @@ def test_tokens_are_accepted_where_a_secret_is_set(start_server: Callable[..., R
     good = jwt.encode({"sub": "ada", "exp": time.time() + 60}, SECRET, algorithm="HS256")
     bad = jwt.encode({"sub": "ada", "exp": time.time() - 60}, SECRET, algorithm="HS256")
     for token, status in ((good, 200), (bad, 401), ("tb_fixed", 200), ("tb_wrong", 401)):
-        answer = httpx2.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {token}"})
+        answer = httpx2.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {token}"}, timeout=60)
         assert answer.status_code == status
-    assert httpx2.get(f"{server.url}/metrics", headers={"X-API-KEY": good}).status_code == 401
+    assert httpx2.get(f"{server.url}/metrics", headers={"X-API-KEY": good}, timeout=60).status_code == 401
 
 
 # One envelope
@@ -238,8 +238,8 @@ def test_a_head_of_a_sane_length_is_read(client: httpx2.Client) -> None:
 def test_a_body_that_is_too_long(start_server: Callable[..., RunningServer]) -> None:
     server = start_server(max_body_bytes="2000", **NO_CELLS)
     url, headers = f"{server.url}/nowhere", server.headers
-    assert httpx2.post(url, headers=headers, content=b"x" * 2000).status_code == 404
-    answer = httpx2.post(url, headers=headers, content=b"x" * 2001)
+    assert httpx2.post(url, headers=headers, content=b"x" * 2000, timeout=60).status_code == 404
+    answer = httpx2.post(url, headers=headers, content=b"x" * 2001, timeout=60)
     assert (answer.status_code, error_of(answer)["code"]) == (413, "payload_too_large")
     # No more than announced is needed to be refused.
     head = f"POST /nowhere HTTP/1.1\r\nHost: x\r\nX-API-KEY: {server.key}\r\nContent-Length: 99999999\r\n\r\n"
@@ -261,7 +261,7 @@ def test_refusals_are_in_the_words_of_the_surface(
     path: str, words: tuple[str, str], running_server: RunningServer
 ) -> None:
     """Also those that no surface ever sees."""
-    stranger = httpx2.post(running_server.url + path, headers={"Origin": "https://evil.example"}, json={})
+    stranger = httpx2.post(running_server.url + path, headers={"Origin": "https://evil.example"}, json={}, timeout=60)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"
     status, error, _ = raw(running_server, head.encode())
     assert (stranger.status_code, status) == (403, 413)
@@ -291,7 +291,7 @@ def test_pages_of_strangers_are_not(origin: str, client: httpx2.Client, running_
 def test_a_stranger_learns_nothing_of_a_credential(running_server: RunningServer) -> None:
     for key in ("wrong", running_server.key):
         headers = {"Origin": "https://evil.example", "X-API-KEY": key}
-        assert httpx2.get(f"{running_server.url}/metrics", headers=headers).status_code == 403
+        assert httpx2.get(f"{running_server.url}/metrics", headers=headers, timeout=60).status_code == 403
 
 
 def test_pages_that_are_allowed(start_server: Callable[..., RunningServer]) -> None:
@@ -299,10 +299,10 @@ def test_pages_that_are_allowed(start_server: Callable[..., RunningServer]) -> N
         allowed_origins="https://a.example, https://b.example:8443", public_url="https://boxes.example/x", **NO_CELLS
     )
     for origin in ("https://a.example", "https://a.example:443", "https://b.example:8443"):
-        answer = httpx2.get(f"{server.url}/metrics", headers={"Origin": origin, **server.headers})
+        answer = httpx2.get(f"{server.url}/metrics", headers={"Origin": origin, **server.headers}, timeout=60)
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
         assert upgrade(server, Origin=origin, **server.headers) is None
-        refused = httpx2.get(f"{server.url}/metrics", headers={"Origin": origin})
+        refused = httpx2.get(f"{server.url}/metrics", headers={"Origin": origin}, timeout=60)
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, origin)
     preflight = httpx2.options(
         f"{server.url}/metrics", headers={"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
@@ -312,11 +312,13 @@ def test_pages_that_are_allowed(start_server: Callable[..., RunningServer]) -> N
     for name in ("x-api-key", "prefer", "range"):
         assert name in preflight.headers["access-control-allow-headers"]
     assert (
-        httpx2.get(f"{server.url}/metrics", headers={"Origin": "https://boxes.example", **server.headers}).status_code
+        httpx2.get(
+            f"{server.url}/metrics", headers={"Origin": "https://boxes.example", **server.headers}, timeout=60
+        ).status_code
         == 200
     )
     for origin in ("http://a.example", "https://b.example", "https://a.example.evil.example"):
-        answer = httpx2.get(f"{server.url}/metrics", headers={"Origin": origin, **server.headers})
+        answer = httpx2.get(f"{server.url}/metrics", headers={"Origin": origin, **server.headers}, timeout=60)
         assert answer.status_code == 403
 
 
@@ -342,7 +344,8 @@ def test_others_are_not_held_up(start_server: Callable[..., RunningServer]) -> N
     for user in ("ada", "bob"):
         token = jwt.encode({"sub": user, "exp": time.time() + 60}, SECRET, algorithm="HS256")
         headers = {"Authorization": f"Bearer {token}"}
-        assert [httpx2.get(f"{server.url}/metrics", headers=headers).status_code for _ in range(3)] == [200, 200, 429]
+        with httpx2.Client(base_url=server.url, headers=headers, timeout=60) as client:
+            assert [client.get("/metrics").status_code for _ in range(3)] == [200, 200, 429]
 
 
 # Metrics
@@ -356,7 +359,7 @@ def read_metrics(client: httpx2.Client) -> dict[str, float]:
 
 
 def test_metrics_show_what_there_is(client: httpx2.Client, running_server: RunningServer) -> None:
-    with connect(running_server.ws_url, additional_headers=running_server.headers) as socket:
+    with connect(running_server.ws_url, additional_headers=running_server.headers, open_timeout=60) as socket:
         socket.ping().wait()
         levels = read_metrics(client)
     assert levels['sandbox_ws_connections{component="fathom"}'] >= 1
@@ -365,15 +368,15 @@ def test_metrics_show_what_there_is(client: httpx2.Client, running_server: Runni
 
 
 def test_metrics_count_what_happened(start_server: Callable[..., RunningServer]) -> None:
-    server = start_server(max_concurrent_runs="1", queue_max_length="1", queue_ttl_sec="0.3", **NO_CELLS)
+    server = start_server(max_concurrent_runs="1", queue_max_length="1", queue_ttl_sec="0.6", **NO_CELLS)
     order = {"v": 1, "type": "execute", "ts": "2026-01-01T00:00:00.000Z", "language": "shell"}
-    with connect(server.ws_url, additional_headers=server.headers) as socket:
+    with connect(server.ws_url, additional_headers=server.headers, open_timeout=60) as socket:
         for id in ("runs", "waits", "refused"):
             limits = {"timeout_ms": 1000, "memory_mb": 64}
             socket.send(json.dumps({**order, "id": id, "code": "sleep 60", "limits": limits}))
         while json.loads(socket.recv(timeout=30))["type"] != "result":
             pass
-    with httpx2.Client(base_url=server.url, headers=server.headers) as client:
+    with httpx2.Client(base_url=server.url, headers=server.headers, timeout=60) as client:
         ended = 'sandbox_ws_disconnects_total{component="fathom"}'
         while ended not in (counts := read_metrics(client)):
             time.sleep(0.01)

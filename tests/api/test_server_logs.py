@@ -47,7 +47,9 @@ def test_no_secret_is_ever_written(start_server: Callable[..., RunningServer]) -
         "stdin": SECRETS["stdin"],
         "limits": {"timeout_ms": 10_000, "memory_mb": 128},
     }
-    with connect(f"{server.ws_url}?token={SECRETS['query']}", additional_headers=server.headers) as socket:
+    with connect(
+        f"{server.ws_url}?token={SECRETS['query']}", additional_headers=server.headers, open_timeout=60
+    ) as socket:
         for frame in (
             order,
             {**order, "id": "e2", "limits": {"timeout_ms": SECRETS["frame"]}},
@@ -60,7 +62,7 @@ def test_no_secret_is_ever_written(start_server: Callable[..., RunningServer]) -
         socket.send(SECRETS["frame"].encode() + b"\xff")
         while json.loads(socket.recv(timeout=30))["type"] != "result":
             pass
-    with httpx2.Client(base_url=server.url) as client:
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
         client.get(f"/healthz?token={SECRETS['query']}")
         client.get(f"/nowhere?token={SECRETS['query']}", headers={"X-API-KEY": SECRETS["key"]})
         client.get("/nowhere", headers={"Authorization": f"Bearer {SECRETS['token']}"})
@@ -68,7 +70,11 @@ def test_no_secret_is_ever_written(start_server: Callable[..., RunningServer]) -
         client.get("/nowhere", headers={"Cookie": SECRETS["token"], **server.headers})
         client.post("/nowhere", content=SECRETS["code"], headers=server.headers)
     with pytest.raises(websockets.exceptions.InvalidStatus):
-        connect(f"{server.ws_url}?token={SECRETS['query']}", additional_headers={"X-API-KEY": SECRETS["key"]})
+        connect(
+            f"{server.ws_url}?token={SECRETS['query']}",
+            additional_headers={"X-API-KEY": SECRETS["key"]},
+            open_timeout=60,
+        )
     assert server.stop() == 0
     assert '"request"' in server.log
     assert '"connection"' in server.log
@@ -85,8 +91,8 @@ def test_no_secret_is_ever_written(start_server: Callable[..., RunningServer]) -
 def test_log_lines_are_json_with_who_and_what(start_server: Callable[..., RunningServer]) -> None:
     server = start_server(**NO_CELLS)
     headers = {"X-Request-ID": "trace-7", **server.headers}
-    assert httpx2.get(f"{server.url}/some%0Awhere?x=1", headers=headers).status_code == 404
-    assert httpx2.get(f"{server.url}/healthz").status_code == 200
+    assert httpx2.get(f"{server.url}/some%0Awhere?x=1", headers=headers, timeout=60).status_code == 404
+    assert httpx2.get(f"{server.url}/healthz", timeout=60).status_code == 200
     assert server.stop() == 0
     lines = [json.loads(line) for line in server.log_lines]
     (line,) = [line for line in lines if line["event"] == "request"]
@@ -101,7 +107,7 @@ def test_only_a_trusted_proxy_says_who_the_client_is(
     trusted: str, address: str, start_server: Callable[..., RunningServer]
 ) -> None:
     server = start_server(trusted_proxies=trusted, **NO_CELLS)
-    httpx2.get(f"{server.url}/nowhere", headers={"X-Forwarded-For": "203.0.113.9"})
+    httpx2.get(f"{server.url}/nowhere", headers={"X-Forwarded-For": "203.0.113.9"}, timeout=60)
     assert server.stop() == 0
     (line,) = [json.loads(line) for line in server.log_lines if '"request"' in line]
     assert line["address"] == address

@@ -70,7 +70,7 @@ def test_the_key_is_made_once_and_for_its_owner_alone(
     assert first.stop() == 0
     second = start_server(data_dir=tmp_path / "data", **NO_CELLS)
     assert second.key == first.key
-    assert httpx2.get(f"{second.url}/metrics", headers=second.headers).status_code == 200
+    assert httpx2.get(f"{second.url}/metrics", headers=second.headers, timeout=60).status_code == 200
 
 
 def test_sockets_of_a_server_that_was_killed_go_with_the_next_start(
@@ -124,7 +124,7 @@ def test_a_data_directory_in_use_is_refused(start_server: Callable[..., RunningS
     server = start_server(**NO_CELLS)
     line = refused("--data-dir", server.data_dir)
     assert line == f"another server (process {server.pid}) uses the data directory {server.data_dir}"
-    assert httpx2.get(f"{server.url}/healthz").status_code == 200
+    assert httpx2.get(f"{server.url}/healthz", timeout=60).status_code == 200
 
 
 def test_a_data_directory_of_a_killed_server_is_free(start_server: Callable[..., RunningServer]) -> None:
@@ -181,9 +181,9 @@ def test_a_machine_that_misses_a_guarantee_is_refused() -> None:
 def test_execution_can_be_turned_off(start_server: Callable[..., RunningServer]) -> None:
     server = start_server(enable_execution="no")
     assert "  isolation  execution is turned off" in server.banner
-    assert httpx2.get(f"{server.url}/healthz").status_code == 200
+    assert httpx2.get(f"{server.url}/healthz", timeout=60).status_code == 200
     with pytest.raises(InvalidStatus) as refusal:
-        connect(server.ws_url, additional_headers=server.headers)
+        connect(server.ws_url, additional_headers=server.headers, open_timeout=60)
     assert refusal.value.response.status_code == 403
 
 

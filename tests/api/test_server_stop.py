@@ -20,7 +20,7 @@ FEW_CELLS = {"pool_blank": "0", "pool_python": "1", "pool_node": "0"}
 
 
 def open_socket(server: RunningServer) -> ClientConnection:
-    return connect(server.ws_url, additional_headers=server.headers)
+    return connect(server.ws_url, additional_headers=server.headers, open_timeout=60)
 
 
 def execute(socket: ClientConnection, id: str, code: str) -> None:
@@ -79,9 +79,9 @@ def test_idle_clients_are_told(start_server: Callable[..., RunningServer]) -> No
 
 def test_what_runs_may_finish_and_nothing_new_begins(start_server: Callable[..., RunningServer]) -> None:
     server = start_server(**FEW_CELLS)
-    with open_socket(server) as socket, httpx2.Client(base_url=server.url) as client:
+    with open_socket(server) as socket, httpx2.Client(base_url=server.url, timeout=60) as client:
         assert client.get("/healthz").status_code == 200
-        execute(socket, "first", "print('ready', flush=True)\nimport time\ntime.sleep(2)\nprint('done')")
+        execute(socket, "first", "print('ready', flush=True)\nimport time\ntime.sleep(4)\nprint('done')")
         until_output(socket)
         server.process.send_signal(signal.SIGTERM)
         wait_for_log(server, "stopping")

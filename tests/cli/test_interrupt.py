@@ -10,10 +10,10 @@ import pytest
 from tests.cli.command import start_tidebox
 
 POLITE = (
-    "import signal, sys\n"
+    "import signal, sys, time\n"
     "signal.signal(signal.SIGTERM, lambda *_: (print('term'), sys.exit(0)))\n"
     "print('up')\n"
-    "while True: signal.pause()\n"
+    "while True: time.sleep(0.1)\n"
 )
 STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up')\nwhile True: signal.pause()\n"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.boxes import BoxRunner, descendants, is_root, start_runner, stop_runner
+from tests.boxes import BoxRunner, cgroups_of, descendants, is_root, start_runner, stop_runner
 from tidebox.embedded import run_on
 from tidebox.errors import BoxGone
 
@@ -33,7 +33,6 @@ async def main():
     run = asyncio.create_task(run_on(engine, sys.argv[2], timeout=600.0))
     while engine.runtime.live_boxes() < 5:
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.3)
     print(engine.runtime.spawner_pid(), flush=True)
     await run
 
@@ -48,8 +47,8 @@ def runner(tmp_path: Path) -> Iterator[BoxRunner]:
     stop_runner(runner)
 
 
-def within(seconds: float, done: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until(done: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
     while not done():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -66,19 +65,13 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
-def cgroups_of(spawner: int) -> list[Path]:
-    return [path for path in Path("/sys/fs/cgroup").glob(f"*/tidebox-{spawner}-*")] + list(
-        Path("/sys/fs/cgroup").glob(f"tidebox-{spawner}-*")
-    )
-
-
 def start_sleeper(runner: BoxRunner) -> tuple[Future[Any], int, list[int]]:
     """A long run, the spawner, and every process of every box."""
     run = runner.submit(run_on(runner.engine, SLEEPER, timeout=600.0))
-    within(10, lambda: runner.engine.runtime.spawner_pid() is not None, "no spawner was started")
+    wait_until(lambda: runner.engine.runtime.spawner_pid() is not None, "no spawner was started")
     spawner = runner.engine.runtime.spawner_pid()
     assert spawner is not None
-    within(10, lambda: command_lines(descendants(spawner)).count(b"sleep\x00600\x00") == 1, "the program did not start")
+    wait_until(lambda: command_lines(descendants(spawner)).count(b"sleep\x00600\x00") == 1, "the program did not start")
     return run, spawner, descendants(spawner)
 
 
@@ -95,17 +88,17 @@ def command_lines(pids: list[int]) -> list[bytes]:
 def test_a_killed_spawner_takes_its_boxes_along_and_is_replaced(runner: BoxRunner) -> None:
     run, spawner, processes = start_sleeper(runner)
     os.kill(spawner, signal.SIGKILL)
-    within(2, lambda: not alive(processes), "processes of boxes outlived the spawner")
+    wait_until(lambda: not alive(processes), "processes of boxes outlived the spawner")
     with pytest.raises(BoxGone):
         run.result(timeout=50)
     assert runner("print('again')").stdout == b"again\n"
-    within(5, lambda: not cgroups_of(spawner), "cgroups of the killed spawner were not swept")
+    wait_until(lambda: not cgroups_of(spawner), "cgroups of the killed spawner were not swept")
 
 
 def test_a_killed_template_takes_its_boxes_along_and_is_replaced(runner: BoxRunner) -> None:
     run, spawner, processes = start_sleeper(runner)
     os.kill(processes[0], signal.SIGKILL)
-    within(2, lambda: not alive(processes), "processes of boxes outlived their template")
+    wait_until(lambda: not alive(processes), "processes of boxes outlived their template")
     with pytest.raises(BoxGone):
         run.result(timeout=50)
     assert runner("print('again')").stdout == b"again\n"
@@ -119,7 +112,7 @@ def test_a_killed_agent_takes_its_box_along(runner: BoxRunner) -> None:
     program = int(status.partition("PPid:\t")[2].split()[0])
     init = int(Path(f"/proc/{program}/status").read_text().partition("PPid:\t")[2].split()[0])
     os.kill(init, signal.SIGKILL)
-    within(2, lambda: not alive([sleeper, program, init]), "processes outlived the init of their box")
+    wait_until(lambda: not alive([sleeper, program, init]), "processes outlived the init of their box")
     with pytest.raises(BoxGone):
         run.result(timeout=50)
     assert runner("print('again')").stdout == b"again\n"
@@ -132,12 +125,12 @@ def test_a_crashed_parked_cell_is_replaced_quietly(runner: BoxRunner) -> None:
     assert spawner is not None
     template = descendants(spawner)[0]
     parked = descendants(template)
+    killed = time.monotonic()
     for pid in parked:
         # What an init leaves behind goes with it.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    killed = time.monotonic()
-    within(5, lambda: all(made > killed for made in runner.engine.pool.made()), "the cells were not replaced")
+    wait_until(lambda: all(made > killed for made in runner.engine.pool.made()), "the cells were not replaced")
     for _ in range(3):
         assert runner("print('fine')").stdout == b"fine\n"
     runner.submit(runner.engine.pool.filled()).result(timeout=50)
@@ -148,18 +141,19 @@ def test_a_killed_owner_leaves_nothing(tmp_path: Path, also_the_spawner: bool) -
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), SLEEPER], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     spawner = int(owner.stdout.readline())
+    # A template, five boxes with two processes each, and a child.
+    wait_until(lambda: len(descendants(spawner)) >= 12, "the program did not start")
     processes = descendants(spawner)
-    assert len(processes) >= 12  # a template, five boxes with two processes each, and a child
     victims = [owner.pid, spawner] if also_the_spawner else [owner.pid]
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    within(2, lambda: not alive([spawner, *processes]), "processes of boxes outlived their owner")
+    wait_until(lambda: not alive([spawner, *processes]), "processes of boxes outlived their owner")
     if also_the_spawner:
         # Nobody was left to clean up: the next one does.
         stop_runner(start_and_run(tmp_path))
-    within(5, lambda: not cgroups_of(spawner), "cgroups were left behind")
+    wait_until(lambda: not cgroups_of(spawner), "cgroups were left behind")
 
 
 def start_and_run(data_dir: Path) -> BoxRunner:

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.boxes import descendants
+from tests.boxes import cgroups_of, descendants
+from tests.contract.test_faults import alive, wait_until
 
 Owner = tuple[subprocess.Popen[str], int, list[int]]
 OWNER = """
@@ -42,29 +42,6 @@ asyncio.run(main())
 """
 
 
-def within(seconds: float, done: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
-def alive(pids: list[int]) -> list[int]:
-    found = []
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state != "Z":
-            found.append(pid)
-    return found
-
-
-def cgroups_of(spawner: int) -> list[Path]:
-    return list(Path("/sys/fs/cgroup").rglob(f"tidebox-{spawner}-*"))
-
-
 @pytest.fixture
 def owner(tmp_path: Path) -> Iterator[Owner]:
     """A process with a frozen box, its spawner, and what lives below that."""
@@ -89,8 +66,8 @@ def test_a_frozen_box_goes_with_its_owner(owner: Owner, tmp_path: Path, also_the
     if also_the_spawner:
         # Nobody was left to clean up: the next one does.
         subprocess.run([sys.executable, "-c", OWNER, str(tmp_path), "end"], check=True, stdout=subprocess.DEVNULL)
-    within(5, lambda: not alive([spawner, *processes]), "frozen processes outlived their owner")
-    within(5, lambda: not cgroups_of(spawner), "cgroups were left behind")
+    wait_until(lambda: not alive([spawner, *processes]), "frozen processes outlived their owner")
+    wait_until(lambda: not cgroups_of(spawner), "cgroups were left behind")
 
 
 def test_a_frozen_box_goes_with_its_template(owner: Owner) -> None:
@@ -99,8 +76,8 @@ def test_a_frozen_box_goes_with_its_template(owner: Owner) -> None:
     (template,) = (pid for pid in processes if len(descendants(pid)) == 2)
     processes = [template, *descendants(template)]
     os.kill(template, signal.SIGKILL)
-    within(5, lambda: not alive(processes), "frozen processes outlived their template")
+    wait_until(lambda: not alive(processes), "frozen processes outlived their template")
     assert alive([spawner]) == [spawner]
     process.kill()
     process.wait()
-    within(5, lambda: not alive([spawner]) and not cgroups_of(spawner), "the spawner did not end")
+    wait_until(lambda: not alive([spawner]) and not cgroups_of(spawner), "the spawner did not end")

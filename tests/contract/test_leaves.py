@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.boxes import is_root
+from tests.boxes import cgroups_of, is_root
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
 from tidebox.model.events import Event, Exited, Output
@@ -59,8 +59,7 @@ async def run(box: Box, *argv: str) -> tuple[bytes, Exited]:
 
 
 def leaves(runtime: NativeRuntime) -> list[Path]:
-    roots = Path("/sys/fs/cgroup").rglob(f"tidebox-{runtime.spawner_pid()}-*")
-    return [leaf for root in roots for leaf in root.glob("b*/e*")]
+    return [leaf for root in cgroups_of(runtime.spawner_pid()) for leaf in root.glob("b*/e*")]
 
 
 async def test_usage_is_that_of_the_program_alone(box: Box) -> None:

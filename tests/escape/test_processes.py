@@ -24,7 +24,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def gone(marker: str, seconds: float = 2.0) -> bool:
+def gone(marker: str, seconds: float = 30.0) -> bool:
     """Whether no process of this machine shows ``marker`` within ``seconds``."""
     deadline = time.monotonic() + seconds
     while host_processes_with(marker):

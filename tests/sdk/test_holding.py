@@ -79,7 +79,7 @@ async def test_a_refresh_that_is_refused_is_left_to_whoever_uses_it() -> None:
     await asyncio.sleep(1.0)
     assert (await held.current()).token == "3"
     await until(lambda: len(source.heard) > 3)
-    assert source.heard == ["ask", "refresh", "ask", "refresh"]
+    assert source.heard[:4] == ["ask", "refresh", "ask", "refresh"]
     await held.close()
 
 

@@ -198,7 +198,7 @@ async def test_everything_pending_fails_when_the_agent_dies(link: Link) -> None:
     parent = link.open_exec(sh("echo $PPID"))
     output, _, _ = await finish(parent)
     os.kill(int(output), signal.SIGKILL)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with pytest.raises(errors.BoxGone):
             await pending
         await link.wait_closed()
@@ -253,7 +253,7 @@ async def fake() -> AsyncIterator[tuple[Link, FakeAgent]]:
             max_executions=1, input_limit=65_536, output_limit=65_792, stdin_chunk_size=65_536, output_chunk_size=65_536
         )
         agent.say(agent.frame(Ready(boot_time_ns=1, init_time_ns=1, ready_time_ns=1, exec_limits=limits), 0))
-        opened = await Link.open(ours, ready_within=5)
+        opened = await Link.open(ours, ready_within=30)
         yield opened, agent
         await opened.close()
 

@@ -13,7 +13,7 @@ from tests.api.conftest import NO_CELLS, RunningServer
 
 
 def refreshed(server: RunningServer, token: str) -> httpx.Response:
-    return httpx.post(f"{server.url}/sandbox/refresh", headers={"Authorization": f"Bearer {token}"})
+    return httpx.post(f"{server.url}/sandbox/refresh", headers={"Authorization": f"Bearer {token}"}, timeout=60)
 
 
 def test_the_protocol(ada: Client, server: RunningServer, thread: str) -> None:
@@ -59,7 +59,7 @@ def test_others(ada: Client, bob: Client, server: RunningServer, thread: str) ->
     error_of(bob.http.post("/sandbox/acquire", json={"thread_id": thread}), 403, "FORBIDDEN")
     error_of(bob.http.post("/sandbox/release", json={"sandbox_id": grant["sandbox_id"]}), 403, "FORBIDDEN")
     error_of(bob.http.post("/sandbox/refresh", json={"token": grant["token"]}), 403, "FORBIDDEN")
-    stranger = httpx.post(f"{server.url}/sandbox/refresh", json={"token": grant["token"]})
+    stranger = httpx.post(f"{server.url}/sandbox/refresh", json={"token": grant["token"]}, timeout=60)
     error_of(stranger, 401, "UNAUTHENTICATED")
     assert use(server, grant["token"]).status_code == 200
     ada.http.post("/sandbox/release", json={"sandbox_id": grant["sandbox_id"]})

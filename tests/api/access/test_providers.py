@@ -73,7 +73,7 @@ def dataplane(server: RunningServer, token: str) -> httpx.Client:
 def open_socket(server: RunningServer, path: str, token: str) -> Any:
     headers = {"Authorization": f"Bearer {token}"}
     url = server.url.replace("http", "ws", 1) + path
-    return connect(url, additional_headers=headers, max_size=None, compression=None)
+    return connect(url, additional_headers=headers, max_size=None, compression=None, open_timeout=60)
 
 
 def most_memory(server: RunningServer) -> int:
@@ -194,7 +194,7 @@ def test_programs_and_shells_of_a_relayed_sandbox(ada: Client, server: RunningSe
 def test_a_program_of_a_client_that_leaves_is_killed_there(ada: Client, server: RunningServer, thread: str) -> None:
     token = ada.ensure(thread, provider_preference="relay")["token"]
     programs = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"
-    with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {token}"}) as client:
+    with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {token}"}, timeout=60) as client:
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/exec", json={"command": ["sleep", "98765"]}, timeout=1)
     wait_for(lambda: "98765" not in use(server, token, command=programs).json()["stdout"])

@@ -208,7 +208,7 @@ def test_an_unknown_provider(ada: Client, thread: str) -> None:
 
 
 def test_nothing_without_a_credential(server: RunningServer, thread: str) -> None:
-    with httpx.Client(base_url=server.url) as nobody:
+    with httpx.Client(base_url=server.url, timeout=60) as nobody:
         for method, path in (
             ("POST", "/v1/sandbox/sessions"),
             ("GET", "/v1/sandbox/sessions/x"),
@@ -227,7 +227,7 @@ def test_nothing_without_a_credential(server: RunningServer, thread: str) -> Non
 
 
 def test_too_many_sandboxes_or_requests(start_server: Any) -> None:
-    server = start_server(max_sandboxes_per_user="2", rate_limit="12/minute", pool_sandboxes="0")
+    server = start_server(max_sandboxes_per_user="2", rate_limit="12/hour", pool_sandboxes="0")
     with Client(server) as client:
         first = client.ensure("t1")
         client.ensure("t2")

@@ -20,7 +20,7 @@ from tidebox.model.ids import new_id
 
 def decoded(server: RunningServer, token: str) -> dict[str, Any]:
     """What an external dataplane reads in a token."""
-    keys = jwt.PyJWKSet.from_dict(httpx.get(f"{server.url}/.well-known/jwks.json").json())
+    keys = jwt.PyJWKSet.from_dict(httpx.get(f"{server.url}/.well-known/jwks.json", timeout=60).json())
     key = keys[jwt.get_unverified_header(token)["kid"]]
     claims: dict[str, Any] = jwt.decode(token, key, algorithms=["EdDSA"], audience="tidebox-dataplane")
     return claims
@@ -80,7 +80,7 @@ def test_forged_tokens(ada: Client, server: RunningServer, kind: str) -> None:
     forged = FORGERIES[kind](session["token"])
     error_of(use(server, forged), 401, "UNAUTHENTICATED")
     error_of(use(server, forged, f"/api/{session['sandbox']['id']}/exec"), 401, "UNAUTHENTICATED")
-    refresh = httpx.post(f"{server.url}/sandbox/refresh", headers={"Authorization": f"Bearer {forged}"})
+    refresh = httpx.post(f"{server.url}/sandbox/refresh", headers={"Authorization": f"Bearer {forged}"}, timeout=60)
     error_of(refresh, 401, "UNAUTHENTICATED")
     assert use(server, session["token"]).status_code == 200
 
@@ -113,7 +113,9 @@ def test_a_credential_of_the_server_is_no_token_and_a_token_none_of_those(
     error_of(use(server, server.key), 401, "UNAUTHENTICATED")
     error_of(use(server, ada.http.headers["authorization"].partition(" ")[2]), 401, "UNAUTHENTICATED")
     bearer = {"Authorization": f"Bearer {session['token']}"}
-    asked = httpx.post(f"{server.url}/v1/sandbox/sessions", json={"thread_id": thread, "mode": "get"}, headers=bearer)
+    asked = httpx.post(
+        f"{server.url}/v1/sandbox/sessions", json={"thread_id": thread, "mode": "get"}, headers=bearer, timeout=60
+    )
     error_of(asked, 401, "UNAUTHENTICATED")
     ada.of_session("DELETE", session["session_id"])
 
@@ -137,7 +139,9 @@ def test_expired_tokens(start_server: Callable[..., RunningServer]) -> None:
         assert use(server, session["token"]).status_code == 200
         wait_for(lambda: time.time() > claims["exp"])
         error_of(use(server, session["token"]), 401, "UNAUTHENTICATED")
-        refresh = httpx.post(f"{server.url}/sandbox/refresh", headers={"Authorization": f"Bearer {session['token']}"})
+        refresh = httpx.post(
+            f"{server.url}/sandbox/refresh", headers={"Authorization": f"Bearer {session['token']}"}, timeout=60
+        )
         error_of(refresh, 401, "UNAUTHENTICATED")
         fresh = found(client.of_session("POST", session["session_id"], "/refresh"))
         assert use(server, fresh["token"]).status_code == 200
@@ -173,7 +177,9 @@ def test_keys_that_are_replaced_by_the_clock(start_server: Callable[..., Running
         wait_for(lambda: jwt.get_unverified_header(client.ensure("t")["token"])["kid"] != kid)
 
         def known() -> bool:
-            return kid in [key["kid"] for key in httpx.get(f"{server.url}/.well-known/jwks.json").json()["keys"]]
+            return kid in [
+                key["kid"] for key in httpx.get(f"{server.url}/.well-known/jwks.json", timeout=60).json()["keys"]
+            ]
 
         assert known(), "its tokens can still be used"
         wait_for(lambda: not known())
@@ -197,5 +203,5 @@ def test_tokens_that_are_bound_to_an_address(start_server: Callable[..., Running
 def test_the_keys_are_the_servers_alone(server: RunningServer, ada: Client) -> None:
     file = server.data_dir / "keys" / "sandbox-tokens.json"
     assert file.stat().st_mode & 0o777 == 0o600
-    published = httpx.get(f"{server.url}/.well-known/jwks.json")
+    published = httpx.get(f"{server.url}/.well-known/jwks.json", timeout=60)
     assert all("d" not in key for key in published.json()["keys"])

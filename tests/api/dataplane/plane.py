@@ -150,7 +150,9 @@ class Plane:
         """A client of a socket; without a token it has to say one."""
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
         url = self.url.replace("http", "ws", 1) + path
-        with connect(url, additional_headers=headers, max_size=None, compression=None, **options) as connection:
+        with connect(
+            url, additional_headers=headers, max_size=None, compression=None, **options, open_timeout=60
+        ) as connection:
             yield Socket(connection)
 
     def _call(self, coroutine: Any) -> Any:

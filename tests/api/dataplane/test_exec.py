@@ -150,7 +150,7 @@ def test_who_may(plane: Plane, sandbox: Sandbox) -> None:
         answer = client.post("/v1/exec", json={"command": ["true"]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "CAPABILITY_DENIED")
     assert answer.json()["error"]["message"] == "exec not granted"
-    answer = httpx2.post(f"{plane.url}/v1/exec", json={"command": ["true"]})
+    answer = httpx2.post(f"{plane.url}/v1/exec", json={"command": ["true"]}, timeout=60)
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "UNAUTHENTICATED")
     with plane.client("wrong") as client:
         assert client.post("/v1/exec", json={"command": ["true"]}).json()["error"]["code"] == "UNAUTHENTICATED"

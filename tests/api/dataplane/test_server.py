@@ -64,7 +64,7 @@ def test_where_the_session_says(http: httpx2.Client, session: dict[str, Any]) ->
     answer = http.post("exec", json={"command": ["echo", "hello"]})
     assert (answer.status_code, answer.json()["stdout"]) == (200, "hello\n")
     url = session["sandbox"]["ws_base_url"] + "/exec/ws"
-    with connect(url, additional_headers=bearer(session["token"])) as connection:
+    with connect(url, additional_headers=bearer(session["token"]), open_timeout=60) as connection:
         socket = Socket(connection)
         socket.send("start", command=["echo", "hello"])
         assert socket.until("exit")[-1]["exit_code"] == 0
@@ -75,9 +75,11 @@ def test_where_negotiation_says(running_server: RunningServer) -> None:
     grant = httpx2.post(
         f"{running_server.url}/sandbox/acquire", json=body, headers=running_server.headers, timeout=30
     ).json()
-    answer = httpx2.post(f"{grant['http_url']}/exec", json={"command": "pwd"}, headers=bearer(grant["token"]))
+    answer = httpx2.post(
+        f"{grant['http_url']}/exec", json={"command": "pwd"}, headers=bearer(grant["token"]), timeout=60
+    )
     assert answer.json()["stdout"] == "/workspace\n"
-    with connect(grant["ws_url"]) as connection:
+    with connect(grant["ws_url"], open_timeout=60) as connection:
         socket = Socket(connection)
         socket.send("auth", token=grant["token"])
         assert socket.expect("auth_ok")["sandbox_id"] == grant["sandbox_id"]
@@ -97,10 +99,12 @@ def test_only_what_was_granted(running_server: RunningServer) -> None:
     }
     found = acquire(running_server, **body)
     token, url = found["credentials"]["access_token"], found["dataplane"]["http_base_url"]
-    assert httpx2.get(f"{url}/files/list", headers=bearer(token)).status_code == 200
+    assert httpx2.get(f"{url}/files/list", headers=bearer(token), timeout=60).status_code == 200
     for path in ("exec", "files/upload?path=x", "files/mkdir?path=x"):
-        assert error_of(httpx2.post(f"{url}/{path}", headers=bearer(token))) == (403, "CAPABILITY_DENIED")
-    with connect(found["dataplane"]["ws_base_url"] + "/shell/ws", additional_headers=bearer(token)) as connection:
+        assert error_of(httpx2.post(f"{url}/{path}", headers=bearer(token), timeout=60)) == (403, "CAPABILITY_DENIED")
+    with connect(
+        found["dataplane"]["ws_base_url"] + "/shell/ws", additional_headers=bearer(token), open_timeout=60
+    ) as connection:
         socket = Socket(connection)
         socket.send("start")
         error = socket.expect("error")["error"]
@@ -119,28 +123,33 @@ def test_what_is_no_token_for_it(running_server: RunningServer, session: dict[st
         (running_server.key, (401, "UNAUTHENTICATED")),
         (other["token"], (403, "FORBIDDEN")),
     ):
-        answer = httpx2.post(url, json={"command": ["true"]}, headers=bearer(wrong))
+        answer = httpx2.post(url, json={"command": ["true"]}, headers=bearer(wrong), timeout=60)
         assert error_of(answer) == expected, wrong
         with pytest.raises(InvalidStatus) as refused:
-            connect(f"{running_server.ws_url}/{sandbox_id}", additional_headers=bearer(wrong))
+            connect(f"{running_server.ws_url}/{sandbox_id}", additional_headers=bearer(wrong), open_timeout=60)
         assert refused.value.response.status_code == expected[0]
-    answer = httpx2.post(url, json={"command": ["true"]}, headers=running_server.headers)
+    answer = httpx2.post(url, json={"command": ["true"]}, headers=running_server.headers, timeout=60)
     assert error_of(answer) == (401, "UNAUTHENTICATED")
 
 
 def test_release_ends_what_runs(running_server: RunningServer) -> None:
     found = acquire(running_server)
     url = f"{running_server.url}/v1/sandbox/sessions/{found['session_id']}"
-    with connect(found["sandbox"]["ws_base_url"] + "/exec/ws", additional_headers=bearer(found["token"])) as connection:
+    with connect(
+        found["sandbox"]["ws_base_url"] + "/exec/ws", additional_headers=bearer(found["token"]), open_timeout=60
+    ) as connection:
         socket = Socket(connection)
         socket.send("start", command=["sleep", "60"])
         socket.expect("ready")
-        assert httpx2.delete(url, headers=running_server.headers).status_code == 204
+        assert httpx2.delete(url, headers=running_server.headers, timeout=60).status_code == 204
         assert socket.expect("error")["error"]["code"] == "BACKEND_UNAVAILABLE"
         with pytest.raises(ConnectionClosed):
             socket.receive()
     answer = httpx2.post(
-        found["sandbox"]["http_base_url"] + "/exec", json={"command": ["true"]}, headers=bearer(found["token"])
+        found["sandbox"]["http_base_url"] + "/exec",
+        json={"command": ["true"]},
+        headers=bearer(found["token"]),
+        timeout=60,
     )
     assert error_of(answer) == (401, "UNAUTHENTICATED")
 
@@ -148,11 +157,13 @@ def test_release_ends_what_runs(running_server: RunningServer) -> None:
 def test_revocation_reaches_open_sockets(running_server: RunningServer) -> None:
     found = acquire(running_server)
     url = f"{running_server.url}/v1/sandbox/sessions/{found['session_id']}/revoke"
-    with connect(found["sandbox"]["ws_base_url"] + "/exec/ws", additional_headers=bearer(found["token"])) as connection:
+    with connect(
+        found["sandbox"]["ws_base_url"] + "/exec/ws", additional_headers=bearer(found["token"]), open_timeout=60
+    ) as connection:
         socket = Socket(connection)
         socket.send("start", command=["cat"], stdin=True)
         socket.expect("ready")
-        assert httpx2.post(url, headers=running_server.headers).status_code == 204
+        assert httpx2.post(url, headers=running_server.headers, timeout=60).status_code == 204
         socket.send("stdin", data="still there?")
         assert socket.expect("error")["error"]["code"] == "UNAUTHENTICATED"
 
@@ -161,13 +172,13 @@ def test_a_server_that_stops_leaves_no_program(start_server: Callable[..., Runni
     server = start_server(data_dir=short_path, rate_limit="off")
     found = acquire(server)
     with connect(
-        found["sandbox"]["ws_base_url"] + "/shell/ws", additional_headers=bearer(found["token"])
+        found["sandbox"]["ws_base_url"] + "/shell/ws", additional_headers=bearer(found["token"]), open_timeout=60
     ) as connection:
         socket = Socket(connection)
         socket.send("start", on_disconnect="detach")
         socket.expect("ready")
         with connect(
-            found["sandbox"]["ws_base_url"] + "/exec/ws", additional_headers=bearer(found["token"])
+            found["sandbox"]["ws_base_url"] + "/exec/ws", additional_headers=bearer(found["token"]), open_timeout=60
         ) as another:
             other = Socket(another)
             other.send("start", command=["sleep", "60"])
@@ -218,11 +229,14 @@ def test_a_suspended_sandbox_is_resumed_by_its_use(
     found = acquire(server)
     url = f"{server.url}/v1/sandbox/sessions/{found['session_id']}"
     deadline = time.monotonic() + 30
-    while httpx2.get(url, headers=server.headers).json()["binding"]["state"] not in ("idle", "suspended"):
+    while httpx2.get(url, headers=server.headers, timeout=60).json()["binding"]["state"] not in ("idle", "suspended"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     answer = httpx2.post(
-        found["sandbox"]["http_base_url"] + "/exec", json={"command": ["echo", "up"]}, headers=bearer(found["token"])
+        found["sandbox"]["http_base_url"] + "/exec",
+        json={"command": ["echo", "up"]},
+        headers=bearer(found["token"]),
+        timeout=60,
     )
     assert answer.json()["stdout"] == "up\n"
 
@@ -252,7 +266,7 @@ def test_sandboxes_are_counted(start_server: Callable[..., RunningServer], short
     server = start_server(data_dir=short_path, rate_limit="off", pool_sandboxes="1")
 
     def gauge(name: str) -> float:
-        lines = httpx2.get(f"{server.url}/metrics", headers=server.headers).text.splitlines()
+        lines = httpx2.get(f"{server.url}/metrics", headers=server.headers, timeout=60).text.splitlines()
         return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + " ")), 0.0)
 
     def becomes(name: str, value: float) -> None:
@@ -267,13 +281,13 @@ def test_sandboxes_are_counted(start_server: Callable[..., RunningServer], short
     assert gauge("sandbox_bindings") == 1
     assert gauge("sandbox_grants_total") == 1
     url = f"{server.url}/v1/sandbox/sessions/{found['session_id']}"
-    assert httpx2.post(f"{url}/refresh", headers=server.headers).status_code == 200
+    assert httpx2.post(f"{url}/refresh", headers=server.headers, timeout=60).status_code == 200
     assert gauge("sandbox_grants_total") == 2
     socket_url = found["sandbox"]["ws_base_url"] + "/files/watch"
-    with connect(socket_url, additional_headers=bearer(found["token"])) as connection:
+    with connect(socket_url, additional_headers=bearer(found["token"]), open_timeout=60) as connection:
         Socket(connection).expect("ready")
         assert gauge('sandbox_ws_connections{component="dataplane"}') == 1
     becomes('sandbox_ws_connections{component="dataplane"}', 0)
-    assert httpx2.delete(url, headers=server.headers).status_code == 204
+    assert httpx2.delete(url, headers=server.headers, timeout=60).status_code == 204
     assert gauge("sandbox_bindings") == 0
     becomes("sandbox_stock_ready", 1)

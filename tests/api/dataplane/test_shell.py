@@ -36,6 +36,23 @@ def run(socket: Socket, line: str) -> str:
     return socket.read_until(PROMPT)
 
 
+def announced(socket: Socket, command: str) -> None:
+    """Type a command that says that it is in the foreground; the echo of what is typed does not."""
+    type_line(socket, f"sh -c 'echo he\"\"re; exec {command}'")
+    socket.read_until("here")
+
+
+def interrupt_until_prompt(socket: Socket) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        socket.send("stdin", data="\x03")
+        try:
+            socket.read_until(PROMPT, 1.0)
+            return
+        except AssertionError:
+            assert time.monotonic() < deadline
+
+
 def test_a_login_shell_on_a_terminal(plane: Plane, token: str) -> None:
     with plane.socket(SHELL, token) as socket:
         at_prompt(socket)
@@ -62,24 +79,21 @@ def test_the_size_changes_while_it_runs(plane: Plane, token: str) -> None:
 def test_keys_interrupt_and_suspend(plane: Plane, token: str) -> None:
     with plane.socket(SHELL, token) as socket:
         at_prompt(socket)
-        type_line(socket, "sleep 1000")
-        time.sleep(0.3)
+        announced(socket, "sleep 1000")
         socket.send("stdin", data="\x03")
         socket.read_until("^C")
         socket.read_until(PROMPT)
         assert "130" in run(socket, "echo $?")
-        type_line(socket, "sleep 1001")
-        time.sleep(0.3)
+        announced(socket, "sleep 1001")
         socket.send("stdin", data="\x1a")
         assert "Stopped" in socket.read_until(PROMPT)
-        assert re.search(r"\[1\]\+\s+Stopped\s+sleep 1001", run(socket, "jobs"))
-        assert "sleep 1001 &" in run(socket, "bg %1")
+        assert re.search(r"\[1\]\+\s+Stopped\s+.*sleep 1001", run(socket, "jobs"))
+        assert "sleep 1001' &" in run(socket, "bg %1")
         assert "Running" in run(socket, "jobs")
         type_line(socket, "fg %1")
-        socket.read_until("sleep 1001")
-        time.sleep(0.2)
-        socket.send("stdin", data="\x03")
-        socket.read_until(PROMPT)
+        socket.read_until("sleep 1001'")
+        # The shell says what it continues before it hands the terminal over.
+        interrupt_until_prompt(socket)
         assert "Running" not in run(socket, "jobs")
         socket.send("stdin", data="\x04")
         assert socket.until("exit")[-1]["signal"] is None
@@ -119,8 +133,8 @@ def test_vim_edits_a_file(plane: Plane, token: str, http: httpx2.Client) -> None
     with plane.socket(SHELL, token) as socket:
         at_prompt(socket, tty={"rows": 24, "cols": 80})
         type_line(socket, "vim -u NONE -N written.txt")
-        socket.read_until("written.txt")
-        time.sleep(0.3)
+        # In quotes it is vim that shows it; before that it was typed.
+        socket.read_until('"written.txt"')
         socket.send("stdin", data="ihello from vim\x1b")
         socket.read_until("hello from vim")
         socket.send("stdin", data="yyp:wq\r")

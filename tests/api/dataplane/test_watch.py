@@ -201,14 +201,14 @@ def test_who_may(plane: Plane, sandbox: Sandbox, there: str) -> None:
 
 
 def test_it_ends_with_the_token_unless_a_new_one_is_shown(plane: Plane, sandbox: Sandbox, there: str) -> None:
-    with plane.socket(f"{WATCH}?path={there}", plane.token(sandbox, seconds=5.0)) as socket:
+    with plane.socket(f"{WATCH}?path={there}", plane.token(sandbox, seconds=3.0)) as socket:
         socket.expect("ready")
-        socket.send("auth", token=plane.token(sandbox, seconds=8.0))
+        socket.send("auth", token=plane.token(sandbox, seconds=5.0))
         renewed = time.monotonic()
         socket.expect("auth_ok")
         assert socket.expect("error", 30)["error"]["code"] == "UNAUTHENTICATED"
         assert closed(socket) == 1008
-        assert time.monotonic() - renewed > 7.0
+        assert time.monotonic() - renewed > 4.0
 
 
 def test_a_sandbox_that_is_watched_is_suspended_all_the_same(plane: Plane) -> None:

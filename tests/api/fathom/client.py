@@ -199,5 +199,5 @@ async def connected(server: RunningServer, **options: Any) -> AsyncIterator[Clie
     headers = {"Authorization": f"Bearer {server.key}", "X-Protocol-Version": "1"}
     fixed = {"compression": None, "max_size": None, "proxy": None, "close_timeout": 1}
     options = {"additional_headers": headers} | fixed | options
-    async with connect(server.ws_url, **options) as socket:
+    async with connect(server.ws_url, **options, open_timeout=60) as socket:
         yield Client(socket)

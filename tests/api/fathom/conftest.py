@@ -16,7 +16,7 @@ from tidebox.config import Settings
 
 def levels(server: RunningServer) -> dict[str, float]:
     """What a server says of itself: its metrics that have no labels, and its Fathom connections."""
-    text = httpx2.get(f"{server.url}/metrics", headers=server.headers).text
+    text = httpx2.get(f"{server.url}/metrics", headers=server.headers, timeout=60).text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     found = {sample.name: sample.value for sample in samples if not sample.labels}
     open_ones = [s.value for s in samples if s.name == "sandbox_ws_connections" and s.labels["component"] == "fathom"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
+from websockets.typing import Origin
 
 from tests.api.conftest import NO_CELLS, RunningServer
 from tests.api.fathom.client import Client, connected
@@ -151,7 +152,7 @@ async def test_cpu_shares_are_taken(client: Client) -> None:
 
 async def test_cancel_ends_a_running_execution_promptly(start_server: Callable[..., RunningServer]) -> None:
     # Whoever ends at the signal is not given the time of those who do not.
-    async with connected(start_server(cancel_grace_seconds="600", **NO_CELLS)) as client:
+    async with connected(start_server(cancel_grace_seconds="300", **NO_CELLS)) as client:
         id = await client.start(FOREVER)
         await client.next_of("stdout")
         await client.cancel(id)
@@ -456,7 +457,7 @@ async def test_a_full_server_tells_to_come_later(start_server: Callable[..., Run
 
 
 async def test_too_many_requests_are_told_to_come_later(start_server: Callable[..., RunningServer]) -> None:
-    server = start_server(rate_limit="3/minute")
+    server = start_server(rate_limit="3/hour")
     async with connected(server) as client:
         done = [await client.run("print(1)") for _ in range(4)]
         assert done[0].sequence == SUCCESS
@@ -537,7 +538,7 @@ async def test_many_executions_share_a_connection(client: Client) -> None:
 )
 async def test_without_a_credential_there_is_no_upgrade(running_server: RunningServer, headers: dict[str, str]) -> None:
     with pytest.raises(InvalidStatus) as caught:
-        await connect(running_server.ws_url, additional_headers=headers, proxy=None)
+        await connect(running_server.ws_url, additional_headers=headers, proxy=None, open_timeout=60)
     response = caught.value.response
     assert response.status_code == 401
     assert json.loads(response.body or b"")["error"]["code"] == "unauthorized"
@@ -553,7 +554,13 @@ async def test_the_key_is_a_credential(idle_server: RunningServer, form: str) ->
 async def test_the_page_of_a_stranger_is_refused(running_server: RunningServer) -> None:
     headers = running_server.headers
     with pytest.raises(InvalidStatus) as caught:
-        await connect(running_server.ws_url, additional_headers=headers, origin="https://evil.example", proxy=None)  # type: ignore[arg-type]
+        await connect(
+            running_server.ws_url,
+            additional_headers=headers,
+            origin=Origin("https://evil.example"),
+            proxy=None,
+            open_timeout=60,
+        )
     assert caught.value.response.status_code == 403
 
 
@@ -595,7 +602,7 @@ async def test_the_version_is_agreed_on_in_the_upgrade(idle_server: RunningServe
 async def test_a_version_nobody_speaks_is_refused_in_words(running_server: RunningServer, offered: str) -> None:
     headers = running_server.headers | {"X-Protocol-Version": offered}
     with pytest.raises(InvalidStatus) as caught:
-        await connect(running_server.ws_url, additional_headers=headers, proxy=None)
+        await connect(running_server.ws_url, additional_headers=headers, proxy=None, open_timeout=60)
     response = caught.value.response
     assert response.status_code == 400
     assert response.headers["X-Protocol-Version"] == "1"

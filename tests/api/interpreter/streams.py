@@ -85,7 +85,9 @@ class Streams(Service):
     def stream(self, run_id: str, query: str = "") -> Iterator[Stream]:
         """Connect to the stream of a run."""
         url = self.server.url.replace("http", "ws", 1) + f"{PREFIX}/runs/{run_id}/stream{query}"
-        with connect(url, additional_headers=self.credential, max_size=MAX_MESSAGE_BYTES, close_timeout=1) as socket:
+        with connect(
+            url, additional_headers=self.credential, max_size=MAX_MESSAGE_BYTES, close_timeout=1, open_timeout=60
+        ) as socket:
             yield Stream(socket)
 
     def frames(self, run_id: str, query: str = "") -> list[Frame]:

@@ -231,7 +231,7 @@ def test_health(admin: Service) -> None:
 
 
 def test_public_health_tells_one_word(populated: RunningServer) -> None:
-    response = httpx.get(populated.url + PREFIX + "/health/public")
+    response = httpx.get(populated.url + PREFIX + "/health/public", timeout=60)
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 

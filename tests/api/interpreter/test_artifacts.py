@@ -304,7 +304,7 @@ def test_artifacts_are_their_users_own(ada: Service, bob: Service, service: Serv
     for path in ("artifacts", "artifacts.zip", "artifacts/results.json"):
         assert bob.get(f"/runs/{run_id}/{path}").status_code == 404
         assert service.get(f"/runs/{run_id}/{path}").status_code == 200
-        assert httpx.get(f"{ada.server.url}/api/v1/sandbox/runs/{run_id}/{path}").status_code == 401
+        assert httpx.get(f"{ada.server.url}/api/v1/sandbox/runs/{run_id}/{path}", timeout=60).status_code == 401
     assert bob.http.delete(f"/runs/{run_id}/artifacts").status_code == 404
 
 

@@ -75,7 +75,9 @@ def filled(text: str, known: dict[str, str]) -> str:
 def test_examples(
     example: Example, interpreter_server: RunningServer, start_server: Callable[..., RunningServer]
 ) -> None:
-    server = start_server(**NO_CELLS, **example.settings) if example.settings else interpreter_server
+    # Some leave runs behind that nobody waits for.
+    ended_at_once = {"drain_grace_sec": "0", **NO_CELLS}
+    server = start_server(**ended_at_once, **example.settings) if example.settings else interpreter_server
     with Service.of(server) as service:
         text = "\n\n".join(example.requests)
         known = {"{1 KiB}": "x" * 1024, "{64 KiB}": "x" * 65536, "{key}": server.key}

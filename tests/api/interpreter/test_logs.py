@@ -199,4 +199,4 @@ def test_only_who_may_see_a_run_may_read_its_log(start_server: StartServer, stre
     assert get(ada, run_id).text == get(root, run_id).text == "hers\n"
     error_of(get(bob, run_id), 404, "not_found")
     error_of(get(ada, "run-nothing"), 404, "not_found")
-    error_of(httpx.get(f"{server.url}/api/v1/sandbox/runs/{run_id}/logs"), 401, "unauthorized")
+    error_of(httpx.get(f"{server.url}/api/v1/sandbox/runs/{run_id}/logs", timeout=60), 401, "unauthorized")

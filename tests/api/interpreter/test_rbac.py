@@ -88,7 +88,7 @@ def owned(ada: Service) -> Owned:
 
 
 def test_every_route_is_in_the_matrix(service: Service) -> None:
-    document = httpx.get(service.server.url + "/openapi.json", headers=service.server.headers).json()
+    document = httpx.get(service.server.url + "/openapi.json", headers=service.server.headers, timeout=60).json()
     described = {
         (method.upper(), path.removeprefix(PREFIX))
         for path, operations in document["paths"].items()
@@ -107,7 +107,7 @@ def ask(client: httpx.Client, route: tuple[str, str], owned: Owned) -> int:
 @pytest.mark.parametrize("route", MATRIX, ids=" ".join)
 def test_who_may(route: tuple[str, str], owned: Owned, ada: Service, bob: Service, root: Service) -> None:
     expected = MATRIX[route]
-    with httpx.Client(base_url=ada.server.url + PREFIX) as nobody:
+    with httpx.Client(base_url=ada.server.url + PREFIX, timeout=60) as nobody:
         assert ask(nobody, route, owned) == expected.nobody
         nobody.headers["X-API-KEY"] = "wrong"
         assert ask(nobody, route, owned) == expected.nobody
@@ -131,10 +131,10 @@ def test_who_may_read_a_stream(who: str, owned: Owned, ada: Service, bob: Servic
     refused = {"nobody": 401, "other": 404}
     if who in refused:
         with pytest.raises(InvalidStatus) as caught:
-            connect(url, additional_headers=clients[who]())
+            connect(url, additional_headers=clients[who](), open_timeout=60)
         assert caught.value.response.status_code == refused[who]
         return
-    with connect(url, additional_headers=clients[who]()) as stream:
+    with connect(url, additional_headers=clients[who](), open_timeout=60) as stream:
         assert '"seq":1' in str(stream.recv()).replace(" ", "")
 
 

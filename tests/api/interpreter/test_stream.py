@@ -30,7 +30,10 @@ LINES = "import time\nfor number in range(5): print(number); time.sleep(0.05)"
 
 def refusal(url: str, **headers: str) -> tuple[int, Frame]:
     """What an upgrade is refused with."""
-    with pytest.raises(websockets.exceptions.InvalidStatus) as caught, connect(url, additional_headers=headers):
+    with (
+        pytest.raises(websockets.exceptions.InvalidStatus) as caught,
+        connect(url, additional_headers=headers, open_timeout=60),
+    ):
         pass
     response = caught.value.response
     return response.status_code, json.loads(response.body)["error"]
@@ -67,7 +70,7 @@ def test_output_comes_while_the_program_runs(streams: Streams) -> None:
         started = time.monotonic()
         frames = stream.until("stdout")
         assert (frames[-1]["data"], frames[-1]["encoding"]) == ("a", "utf8")
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 25
         streams.cancel(run["run_id"])
         end = stream.rest()[-1]["data"]
     assert (end["phase"], end["message"]) == ("killed", "canceled_by_user")
@@ -105,12 +108,13 @@ def test_the_log_is_cut_at_its_cap_and_the_run_goes_on(start_server: StartServer
 def test_heartbeats_are_numbered_like_everything_else(start_server: StartServer, streams_of: StreamsOf) -> None:
     server = start_server(rate_limit="off", ws_heartbeat_sec="0.2")
     streams = streams_of(server)
+    started = time.monotonic()
     run = streams.python("import time; time.sleep(1.2)")
     with ThreadPoolExecutor() as pool:
         both = list(pool.map(streams.frames, [run["run_id"]] * 2))
     assert both[0] == both[1] == streams.frames(run["run_id"])
     beats = [frame for frame in both[0] if frame["type"] == "heartbeat"]
-    assert 3 <= len(beats) <= 8
+    assert 3 <= len(beats) <= (time.monotonic() - started) / 0.2 + 1
     assert [frame["seq"] for frame in both[0]] == list(range(1, len(both[0]) + 1))
 
 
@@ -179,7 +183,7 @@ def test_tail_gives_live_frames_only(streams: Streams) -> None:
 
 def test_the_hint_of_the_request_is_in_the_url(streams: Streams) -> None:
     run = streams.python("print(1)", resume_from_seq=2)
-    with connect(run["log_stream_url"]) as socket:
+    with connect(run["log_stream_url"], open_timeout=60) as socket:
         assert Stream(socket).rest()[0]["seq"] == 2
 
 
@@ -222,10 +226,10 @@ def test_a_slow_reader_loses_the_oldest_and_is_told(start_server: StartServer, s
 
 def test_a_signed_url_needs_no_other_credential(streams: Streams) -> None:
     run = streams.python("print('signed')")
-    with connect(run["log_stream_url"]) as socket:
+    with connect(run["log_stream_url"], open_timeout=60) as socket:
         assert output(Stream(socket).rest()) == b"signed\n"
     shown = streams.shown(run["run_id"])["log_stream_url"]
-    with connect(shown) as socket:
+    with connect(shown, open_timeout=60) as socket:
         assert output(Stream(socket).rest()) == b"signed\n"
 
 
@@ -236,7 +240,7 @@ def test_both_forms_of_the_expiry_are_understood(streams: Streams) -> None:
     moment = datetime.datetime.fromisoformat(query["exp"])
     for form in (str(int(moment.timestamp())), moment.strftime("%Y-%m-%dT%H:%M:%S+00:00"), moment.isoformat()):
         url = parts._replace(query=urlencode({**query, "exp": form})).geturl()
-        with connect(url) as socket:
+        with connect(url, open_timeout=60) as socket:
             Stream(socket).rest()
 
 
@@ -261,7 +265,7 @@ def test_a_url_that_was_not_signed_so_is_refused(streams: Streams, running_serve
         assert (status, error["code"]) == (401, "unauthorized")
     # With another credential it is only a URL.
     url = parts._replace(query=urlencode({**query, "token": "wrong"})).geturl()
-    with connect(url, additional_headers=running_server.headers) as socket:
+    with connect(url, additional_headers=running_server.headers, open_timeout=60) as socket:
         Stream(socket).rest()
 
 
@@ -273,7 +277,7 @@ def test_signing_can_be_turned_off(start_server: StartServer, streams_of: Stream
     assert refusal(run["log_stream_url"])[0] == 401
     forged = Signer(server.key, ttl=60).url(server.url, run["run_id"])
     assert refusal(forged)[0] == 401
-    with connect(run["log_stream_url"], additional_headers=server.headers) as socket:
+    with connect(run["log_stream_url"], additional_headers=server.headers, open_timeout=60) as socket:
         Stream(socket).rest()
 
 
@@ -343,7 +347,7 @@ def test_the_path_without_a_websocket(streams: Streams, running_server: RunningS
     run = streams.python("print('x')")
     answer = streams.http.get(f"/runs/{run['run_id']}/stream")
     assert (answer.status_code, answer.headers["upgrade"]) == (426, "websocket")
-    assert httpx2.get(f"{running_server.url}{PREFIX}/runs/{run['run_id']}/stream").status_code == 401
+    assert httpx2.get(f"{running_server.url}{PREFIX}/runs/{run['run_id']}/stream", timeout=60).status_code == 401
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_idle_sandboxes_end_after_the_grace(start_server: Callable[..., RunningS
         error_of(client.of_session("POST", path, "/refresh-token"), 410, "BINDING_EXPIRED")
         error_of(client.of_session("POST", path, "/heartbeat"), 410, "BINDING_EXPIRED")
         error_of(use(server, session["token"]), 401, "UNAUTHENTICATED")
-        assert not list((server.data_dir / "run" / "agents").glob("*.sock"))
+        wait_for(lambda: not list((server.data_dir / "run" / "agents").glob("*.sock")))
         again = client.ensure("t")
         assert again["session_id"] != session["session_id"]
         assert not again["recreated"]
@@ -152,7 +152,7 @@ def test_a_shared_sandbox_lives_as_long_as_one_needs_it(start_server: Callable[.
         error_of(use(server, left["token"]), 401, "UNAUTHENTICATED")
         assert longest_pause(beats(server, needed["token"])) < 1.5, "it was frozen"
         wait_for(lambda: client.of_session("GET", needed["session_id"]).status_code == 410)
-        assert not list((server.data_dir / "run" / "agents").glob("*.sock"))
+        wait_for(lambda: not list((server.data_dir / "run" / "agents").glob("*.sock")))
 
 
 def test_the_hard_end(start_server: Callable[..., RunningServer]) -> None:

@@ -482,7 +482,7 @@ def test_what_is_used_there_is_not_idle_here(start_server: Starter, tmp_path: Pa
         assert use(machine, used["token"], command="sleep 5; echo done").json()["stdout"] == "done\n"
         assert client.of_session("GET", left["session_id"]).status_code == 410
         assert use(machine, used["token"]).status_code == 200
-        assert sockets(machine) == [used["sandbox"]["id"]]
+        wait_for(lambda: sockets(machine) == [used["sandbox"]["id"]])
 
 
 def test_passes_are_renewed_before_they_expire(start_server: Starter, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 from tests.agent.peer import Peer
 from tidebox.wire.messages import ExecExited, ExecResize, ExecSignal, ExecStarted, ExecStdin, ExecStdout
@@ -70,9 +71,10 @@ def test_job_control(agent: Peer) -> None:
     id = agent.start("bash", "--norc", "-i", tty=True, env=["PS1=$ ", "TERM=dumb"])
     agent.expect(id, ExecStarted)
     until(agent, id, b"$ ")
-    # It says where it is; in the line that the terminal echoes the words are cut.
-    job = """sh -c 'trap "echo a""gain" CONT; echo g""o; while :; do sleep 0.05; done'\n"""
-    agent.send(id, ExecStdin(data=job.encode()))
+    # It says where it is; in the line that the terminal echoes the words are cut. One process: a shell that stands
+    # between fork and exec does not stop.
+    job = 'import signal, time; signal.signal(18, lambda *_: print("a" "gain")); print("g" "o"); time.sleep(100)'
+    agent.send(id, ExecStdin(data=f"{sys.executable} -uSc '{job}'\n".encode()))
     until(agent, id, b"go\r\n")
     agent.send(id, ExecStdin(data=b"\x1a"))
     assert b"Stopped" in until(agent, id, b"Stopped")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,10 +30,12 @@ from tidebox.sdk import (
 UNAUTHORIZED = {"error": {"code": "unauthorized", "message": "wrong key", "retryable": False}}
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+@pytest.fixture
+def deaf_port() -> Iterator[int]:
+    """A port that nobody listens on, nor will."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def test_the_upgrade_names_key_and_version(make_client: MakeClient) -> None:
@@ -254,7 +257,7 @@ def test_a_call_gives_up_when_the_server_stays_away(make_client: MakeClient) -> 
         talk.next("execute")
 
     with serving(drop) as peer:
-        client = make_client(peer.url, connect_timeout=0.5)
+        client = make_client(peer.url, connect_timeout=1.5)
         with pytest.raises(ConnectionLost):
             client.run("x")
     with pytest.raises(ServerUnreachable, match=peer.url.removeprefix("http://")) as caught:
@@ -262,10 +265,9 @@ def test_a_call_gives_up_when_the_server_stays_away(make_client: MakeClient) -> 
     assert caught.value.retryable
 
 
-def test_a_server_that_is_not_there(make_client: MakeClient) -> None:
-    port = free_port()
-    with pytest.raises(ServerUnreachable, match=f"127.0.0.1:{port}"):
-        make_client(f"http://127.0.0.1:{port}").connect()
+def test_a_server_that_is_not_there(make_client: MakeClient, deaf_port: int) -> None:
+    with pytest.raises(ServerUnreachable, match=f"127.0.0.1:{deaf_port}"):
+        make_client(f"http://127.0.0.1:{deaf_port}").connect()
 
 
 def test_something_that_never_answers(make_client: MakeClient) -> None:
@@ -378,8 +380,8 @@ def test_closing_fails_what_waits(make_client: MakeClient) -> None:
         client.close()
 
 
-def test_a_client_that_is_never_used_needs_no_server(make_client: MakeClient) -> None:
-    client = make_client(f"http://127.0.0.1:{free_port()}")
+def test_a_client_that_is_never_used_needs_no_server(make_client: MakeClient, deaf_port: int) -> None:
+    client = make_client(f"http://127.0.0.1:{deaf_port}")
     client.close()
     with pytest.raises(ClientClosed):
         client.run("x")

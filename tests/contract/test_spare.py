@@ -18,7 +18,7 @@ from tidebox.embedded import Engine
 from tidebox.runtime.base import Box, BoxSpec, Command
 
 # Everything that a program is given by whoever starts it.
-_STATE = """
+STATE = """
 import os, resource
 keys = ("Umask", "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Seccomp_filters", "CoreDumping")
 for line in open("/proc/self/status"):
@@ -91,9 +91,9 @@ async def test_there_is_one_after_the_first_program_and_it_becomes_the_next(spaw
 
 async def test_what_it_becomes_is_what_any_child_becomes(spawner_and_box: tuple[int, Box]) -> None:
     spawner, box = spawner_and_box
-    forked, _ = await run(box, "python3", "-c", _STATE)
+    forked, _ = await run(box, "python3", "-c", STATE)
     await asyncio.to_thread(_await_spare, spawner)
-    became, exited = await run(box, "python3", "-c", _STATE)
+    became, exited = await run(box, "python3", "-c", STATE)
     assert exited.code == 0
     assert became == forked
     assert b"Seccomp:\t2" in became

@@ -122,8 +122,13 @@ def part(signals: Sequence[int]) -> None:
     os.setsid()
 
 
-def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> NoReturn:
-    """Runs in the child; reports a failing step through ``status`` and exits."""
+def become(
+    start: Start, setup: Setup, status: int, signals: Sequence[int], gate: Callable[[], None] | None = None
+) -> NoReturn:
+    """Runs in the child; reports a failing step through ``status`` and exits.
+
+    In a box that does not stand yet, ``gate`` is called as soon as there is nothing more to be done before it does.
+    """
     step = STEP_PROCESS
     try:
         builtin = find_builtin(start.argv[0], setup.builtins)
@@ -140,6 +145,10 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
         step = STEP_RLIMIT
         for number, soft, hard in start.rlimits:
             resource.setrlimit(number, (soft, hard))
+        if gate is not None:
+            step = STEP_CONFINE
+            setup.load_filter()
+            gate()
         step = STEP_USER
         _change_user(start.user)
         step = STEP_CWD
@@ -147,7 +156,7 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
         os.umask(0o022)
         step = STEP_CONFINE
         setup.confine()
-        if not start.apart:
+        if gate is None and not start.apart:
             setup.load_filter()
         if setup.oom_score_fd is not None:
             # Only now: before, the process is as undumpable as init, and then its /proc files are not its own.

@@ -2,8 +2,12 @@
 
 Most boxes never see anything else, and so there is nothing else in them: no agent, no protocol, no buffers. The streams
 of the program are the host's own; orders and reports pass a socket that no program ever holds. The first order is the
-program, later ones are signals for it; each is a map, unpacked by the interpreter itself: it comes from the host, which
-may order anything. A report is a few numbers.
+program, unless that came with the box; later ones are signals for it. Each is a map, unpacked by the interpreter
+itself: it comes from the host, which may order anything. A report is a few numbers.
+
+A program that came with the box and is a copy of this interpreter is forked before anything else is done: it gets ready
+on one processor while the box is set up on another, and waits at a gate until that is done. No code of the user is in
+reach of either by then.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from tidebox.agent.users import User
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+    from typing import Any, Callable
 
     from tidebox.agent.setup import Setup
 
@@ -39,6 +43,7 @@ _STEPS = (
     child.STEP_EXEC,
 )
 _LARGEST_ORDER = 128 * 1024
+_OWN_SCORE = b"0"
 
 
 class Defaults:
@@ -64,41 +69,79 @@ class Single:
         self._setup = setup
         self._defaults = defaults
         self._signals = sorted({*child.changed_signals(), _signal.SIGCHLD})
-        self._pid = 0
+        self.pid = 0
         self._failed = -1
+        self._start: child.Start | None = None
+        self._gate = -1
 
     def equip(self, control: int, stdio: Sequence[int], oom_score: int) -> None:
         """Take over the descriptors of a box; ``oom_score`` is the file that sets init's own."""
         self._control = _socket.socket(fileno=control)
         self._stdio = stdio
         self._oom_score = oom_score
-        self._ids = (os.getuid(), os.getgid())
-
-    def serve(self) -> int:
-        """Start the program that is ordered, report its end and obey until the host is gone; the exit code of pid 1."""
         os.umask(0o022)
         # Python's own handler would turn a signal from inside the box into an exception in its init.
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-        order = self._control.recv(_LARGEST_ORDER)
-        if order:
-            # Before there is a child: its end must find somebody who watches, and what is done before the fork is not
-            # paid for in copied pages after it.
-            wake, wake_write = os.pipe()
-            os.set_blocking(wake_write, False)
-            # The handler does nothing: a flood of signals would call it within itself.
-            _signal.signal(_signal.SIGCHLD, _ignore)
-            _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-            poll = select.poll()
-            poll.register(wake, select.POLLIN)
-            poll.register(self._control.fileno(), select.POLLIN)
-            self._start(marshal.loads(order))
-            for fd in self._stdio:
-                os.close(fd)
-            self._attend(poll, wake)
+
+    def begin(self, order: bytes, prepare: Callable[[], None]) -> None:
+        """Take the order that came with the box; what is forked from this process is forked now.
+
+        It does ``prepare`` and waits until the box stands.
+        """
+        start = self._parse(order)
+        if not self._is_builtin(start):
+            self._start = start
+            return
+        gate, self._gate = os.pipe()
+        self._failed, status = os.pipe()
+        if not self._fork():
+            os.close(self._gate)
+
+            def wait() -> None:
+                prepare()
+                if not os.read(gate, 1):
+                    os._exit(0)  # there will be no box
+
+            child.become(start, self._setup, status, self._signals, wait)
+        os.close(status)
+        os.close(gate)
+
+    def box_stands(self) -> list[int]:
+        """Init is what it will be, and its program may come; the descriptors to keep."""
+        self._ids = (os.getuid(), os.getgid())
+        if self._gate >= 0:
+            try:
+                os.write(self._gate, b"+")
+            except BrokenPipeError:
+                pass  # it is dead already, which is reported as any other end
+        return [fd for fd in (self._oom_score, self._failed) if fd >= 0]
+
+    def serve(self) -> int:
+        """Start the program that is ordered, report its end and obey until the host is gone; the exit code of pid 1."""
+        if not self.pid and self._start is None:
+            order = self._control.recv(_LARGEST_ORDER)
+            if not order:
+                return 0
+            self._start = self._parse(order)
+        # What is done before a fork is not paid for in copied pages after it.
+        wake, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        # The handler does nothing: a flood of signals would call it within itself.
+        _signal.signal(_signal.SIGCHLD, _ignore)
+        _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        poll.register(self._control.fileno(), select.POLLIN)
+        if self._start is not None:
+            self._run(self._start)
+        for fd in self._stdio:
+            os.close(fd)
+        self._attend(poll, wake)
         return 0
 
     def _attend(self, poll: select.poll, wake: int) -> None:
-        # What the end will touch is this process's own by then, and not copied while somebody waits for the report.
+        # A program that came with the box may have ended before anybody listened. And what the end of another will
+        # touch is this process's own by then, and not copied while somebody waits for the report.
         self._reap()
         while True:
             for fd, _ in poll.poll():
@@ -111,30 +154,44 @@ class Single:
     def _obey(self) -> bool:
         """Whether there still is a host to obey."""
         order = self._control.recv(_LARGEST_ORDER)
-        if order and self._pid:
+        if order and self.pid:
             number = marshal.loads(order)["signal"]
             try:
-                os.killpg(self._pid, number)
+                os.killpg(self.pid, number)
             except ProcessLookupError:
-                os.kill(self._pid, number)  # it does not lead its group yet
+                os.kill(self.pid, number)  # it does not lead its group yet
         return bool(order)
 
-    def _start(self, order: dict[str, Any]) -> None:
+    def _parse(self, order: bytes) -> child.Start:
+        program = marshal.loads(order)
         defaults = self._defaults
         rlimits = defaults.rlimits
-        if order["cpu"]:
-            rlimits = [*rlimits, child.rlimit("cpu", order["cpu"], order["cpu"] + 1)]
-        env = {**defaults.env, **order["env"]} if order["env"] else defaults.env
-        start = child.Start(order["argv"], env, order["cwd"], defaults.user, rlimits, False)
+        if program["cpu"]:
+            rlimits = [*rlimits, child.rlimit("cpu", program["cpu"], program["cpu"] + 1)]
+        env = {**defaults.env, **program["env"]} if program["env"] else defaults.env
+        start = child.Start(program["argv"], env, program["cwd"], defaults.user, rlimits, False)
         start.stdio = (self._stdio[0], self._stdio[1], self._stdio[2])
-        if child.find_builtin(start.argv[0], self._setup.builtins) is None:
+        return start
+
+    def _is_builtin(self, start: child.Start) -> bool:
+        return child.find_builtin(start.argv[0], self._setup.builtins) is not None
+
+    def _run(self, start: child.Start) -> None:
+        if not self._is_builtin(start):
             self._spawn(start)
             return
         self._failed, status = os.pipe()
-        self._pid = os.fork()
-        if not self._pid:
+        if not self._fork():
             child.become(start, self._setup, status, self._signals)
         os.close(status)
+
+    def _fork(self) -> int:
+        """A child that goes first when memory runs out, as user code does, and init last."""
+        os.write(self._oom_score, child.OOM_SCORE)
+        self.pid = os.fork()
+        if self.pid:
+            os.write(self._oom_score, _OWN_SCORE)
+        return self.pid
 
     def _spawn(self, start: child.Start) -> None:
         """Start what replaces the process anyway without a copy of this one in between.
@@ -153,14 +210,14 @@ class Single:
             step = child.STEP_USER
             self._be(start.user.uid, start.user.gid)
             step = child.STEP_EXEC
-            self._pid = self._search(start)
+            self.pid = self._search(start)
         except OSError as error:
             self._tell(step, error.errno or errno.EIO)
         except ValueError:
             self._tell(step, errno.EINVAL)
         finally:
             self._be(*self._ids)
-            os.write(self._oom_score, b"0")
+            os.write(self._oom_score, _OWN_SCORE)
 
     def _be(self, uid: int, gid: int) -> None:
         """Change the identity, keeping the way back; a program that is executed has no such way."""
@@ -189,8 +246,8 @@ class Single:
                 return
             if not pid:
                 return
-            if pid == self._pid:
-                self._pid = 0
+            if pid == self.pid:
+                self.pid = 0
                 self._report(status)
 
     def _report(self, status: int) -> None:

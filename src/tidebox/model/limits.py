@@ -71,7 +71,12 @@ def check_limit(name: str, value: Any) -> None:
 
 def make_limits(**given: Any) -> Limits:
     """Limits from keyword arguments; an unknown name is refused like a bad value."""
+    if not given:
+        return _DEFAULT
     unknown = sorted(set(given) - set(RANGES))
     if unknown:
         raise LimitOutOfRange(f"no such limit: {unknown[0]!r} (known: {', '.join(RANGES)})", field=unknown[0])
     return Limits(**{name: value for name, value in given.items() if value is not None})
+
+
+_DEFAULT = Limits()

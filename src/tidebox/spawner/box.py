@@ -8,7 +8,7 @@ from tidebox.agent import child
 from tidebox.agent.setup import Setup
 from tidebox.agent.single import Defaults, Single
 from tidebox.agent.users import User
-from tidebox.spawner import channel, confine, steps, warm
+from tidebox.spawner import channel, confine, processors, steps, warm
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.leaves import Leaves
 
@@ -39,6 +39,7 @@ class Shape:
     """What boxes of one kind have in common, told to the template once and decoded before they are cloned."""
 
     def __init__(self, message: dict[str, Any]) -> None:
+        self.inherited = steps.prepare(message["inherited"])
         # In two parts: what can be done while the template maps the ids, and what needs them.
         self.before = steps.prepare(message["before"])
         self.after = steps.prepare(message["after"])
@@ -74,6 +75,7 @@ class BoxOrder:
         self.shape = shape
         self.cgroup_version: int = message["cgroup"]
         self.leaf_count: int = message["leaves"]
+        self.first: bytes = message["first"]
         self.descriptors = descriptors
         # Put into words by the template, which does it all the time: a box has to copy every page it touches.
         self.announcement = channel.pack({"box": self.box})
@@ -117,11 +119,23 @@ def run_box(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
 
 def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> bool:
     """Whether the box stands: not when the template gave it up."""
+    processors.gather()
     for descriptor in order.attach:
         try:
             os.write(descriptor, b"0")
         except OSError as error:
             raise steps.StepFailed("attach to the cgroup", error) from error
+    steps.run(order.shape.inherited)
+    confine.bound(two_ids)
+    single = order.shape.single if order.shape.agent is None else None
+    if single is not None:
+        control, *stdio = order.ends
+        single.equip(control, stdio, _open_own_score())
+        if order.first:
+            # Its program is forked right away, and gets ready while the box is set up around it.
+            single.begin(order.first, _get_ready)
+            if single.pid:
+                processors.spread(single.pid)
     steps.run(order.shape.before)
     if os.read(gate, 1) != b"+":
         return False
@@ -141,35 +155,41 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
         except OSError as error:
             raise steps.StepFailed("settle in the cgroup", error) from error
     steps.run(order.shape.after)
-    try:
-        # For init alone: programs see /proc read-only, and init must raise their OOM score above its own.
-        writable_proc = sys_.open_tree("/proc")
-    except OSError as error:
-        raise steps.StepFailed("keep a writable /proc", error) from error
-    own_score = _open_own_score(writable_proc) if order.shape.agent is None else -1
+    keep = [*order.ends, *order.leaf_directories]
+    if single is None:
+        setup = order.shape.setup
+        setup.oom_score_fd = _keep_writable_proc()
+        setup.leaves = leaves
+        (setup.sock,) = order.ends
+        keep.append(setup.oom_score_fd)
     steps.run(_READ_ONLY_PROC)
     workspace = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     confine.restrict_init(two_ids)
+    if single is not None:
+        keep += single.box_stands()
     channel.send_packed(sock, order.announcement, (os.pidfd_open(os.getpid()), workspace))
-    keep = sorted({*order.ends, writable_proc, *order.leaf_directories, own_score} - {-1})
-    _close_all_but(keep)
+    _close_all_but(sorted(keep))
     _standard_streams()
-    setup = order.shape.setup
-    setup.oom_score_fd = writable_proc
-    setup.leaves = leaves
-    if order.shape.agent is None:
-        control, *stdio = order.ends
-        order.shape.single.equip(control, stdio, own_score)
-    else:
-        (setup.sock,) = order.ends
     return True
 
 
-def _open_own_score(proc: int) -> int:
+def _get_ready() -> None:
+    processors.gather()
+    warm.get_ready()
+
+
+def _keep_writable_proc() -> int:
+    """For init alone: programs see /proc read-only, and an agent must raise their OOM score above its own."""
     try:
-        # Dumpable for this moment, in which nobody else is in the box: otherwise the file is not the process's own.
-        sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
-        return os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+        return sys_.open_tree("/proc")
+    except OSError as error:
+        raise steps.StepFailed("keep a writable /proc", error) from error
+
+
+def _open_own_score() -> int:
+    """Through the template's /proc, and before the change of identity that makes this file somebody else's."""
+    try:
+        return os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     except OSError as error:
         raise steps.StepFailed("open the OOM score", error) from error
 

@@ -21,6 +21,8 @@ _SWEEP_TRIES = 200
 _SWEEP_PAUSE_SECONDS = 0.005
 _ENABLE_TRIES = 20
 _CLEAN_BYTES = 1 << 20
+# Of a box: its init, and its program.
+_FEWEST_PROCESSES = 2
 
 
 class CgroupError(Exception):
@@ -200,13 +202,18 @@ class Leaf:
     """The cgroup of one box."""
 
     paths: dict[str, str]
-    # The counters of this kernel: the same for every leaf, so looked for once.
-    _present: frozenset[str] | None = None
 
     def __init__(self, paths: dict[str, str]) -> None:
         self.paths = paths
         self._open: dict[str, int] = {}
         self._limits: dict[str, int] = {}
+        self.used = False
+        """Whether a box was in it before, and its files are still the same."""
+
+    @property
+    def name(self) -> str:
+        """What no other leaf of this spawner ever was called."""
+        return next(iter(self.paths.values())).rpartition("/")[2]
 
     def limit(self, **limits: int) -> None:
         """Set memory, pids, quota (us of cpu time in every 100 ms) and shares, as far as they are not set already."""
@@ -236,12 +243,13 @@ class Leaf:
         raise NotImplementedError
 
     def files(self) -> dict[str, str]:
-        """Where usage is read; a counter this kernel does not have is absent."""
-        found = self._counters()
-        present = self._present
-        if present is None:
-            present = type(self)._present = frozenset(name for name, path in found.items() if os.path.exists(path))
-        return {name: path for name, path in found.items() if name in present}
+        """Where usage of any leaf is read, with {} for its name; a counter this kernel does not have is absent."""
+        files = {}
+        for name, path in self._counters().items():
+            if os.path.exists(path):
+                directory, counter = os.path.split(path)
+                files[name] = f"{os.path.dirname(directory)}/{{}}/{counter}"
+        return files
 
     def _counters(self) -> dict[str, str]:
         raise NotImplementedError
@@ -323,15 +331,29 @@ class LeafV1(Leaf):
     def renew(self) -> bool:
         # Five hierarchies are dear to make. All of their counters can be counted from where they stand, but the most
         # processes there ever were.
-        pids, memory = self.paths["pids"], self.paths["memory"]
-        if self._divided or list(self.paths.values()).count(pids) > 1 or not _is_removed(pids):
+        if self._divided or not (self._had_few_processes() or self._forget_processes()):
+            return False
+        # What the kernel has not let go of yet would be the next box's.
+        return int(_read(self.paths["memory"] + "/memory.usage_in_bytes")) <= _CLEAN_BYTES
+
+    def _had_few_processes(self) -> bool:
+        """Whether it is empty and never had more processes than the next box will have in any case."""
+        pids = self.paths["pids"]
+        try:
+            return int(_read(pids + "/pids.current")) == 0 and int(_read(pids + "/pids.peak")) <= _FEWEST_PROCESSES
+        except FileNotFoundError:
+            return False  # a kernel that does not count the most
+
+    def _forget_processes(self) -> bool:
+        pids = self.paths["pids"]
+        if list(self.paths.values()).count(pids) > 1 or not _is_removed(pids):
             return False
         os.mkdir(pids)
+        self.used = False
         self._limits.pop("pids", None)
         if pids in self._open:
             os.close(self._open.pop(pids))
-        # What the kernel has not let go of yet would be the next box's.
-        return int(_read(memory + "/memory.usage_in_bytes")) <= _CLEAN_BYTES
+        return True
 
     def _counters(self) -> dict[str, str]:
         return {

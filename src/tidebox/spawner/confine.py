@@ -15,13 +15,20 @@ _FILTER = sys_.Filter(seccomp.build_filter(os.uname().machine))
 _INIT, _NONE = sys_.Capabilities(INIT_CAPABILITIES), sys_.Capabilities(())
 
 
+def bound(two_ids: bool) -> None:
+    """Of this process and all that come from it: no file that is executed gives them any power."""
+    _kept(two_ids).bound()
+    sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
+
+
 def restrict_init(two_ids: bool) -> None:
     """Leave init only the capabilities it needs: none where user code has its uid."""
-    keep = _INIT if two_ids else _NONE
-    keep.bound()
-    keep.set()
-    sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
+    _kept(two_ids).set()
     sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
+
+
+def _kept(two_ids: bool) -> sys_.Capabilities:
+    return _INIT if two_ids else _NONE
 
 
 def confine_program() -> None:

@@ -25,6 +25,8 @@ _UID_BLOCKS = 4096
 # Made ahead of the next boxes, and kept of those that are gone.
 _SPARE_LEAVES = 2
 _MOST_SPARE_LEAVES = 16
+# A leaf that was used is made anew when the box that needed it has had the processors for itself.
+_BREATH_SECONDS = 0.02
 _QUIET_SECONDS = 1.0
 _RETRY_SECONDS = 0.005
 _LONGEST_RETRY_SECONDS = 0.5
@@ -56,6 +58,7 @@ class Spawner:
         self._uid_base = _FIRST_UID_BLOCK + os.getpid() % _UID_BLOCKS * template.UID_BLOCK if os.getuid() == 0 else None
         self._cgroups: cgroups.Cgroups | None = None
         self._cgroup_problem: str | None = None
+        self._told_files = False
         try:
             self._cgroups = cgroups.find()
             self._cgroups.sweep()
@@ -74,10 +77,9 @@ class Spawner:
     def run(self) -> None:
         """Serve until the server goes away."""
         while True:
-            idle = self._replenish()
-            events = self._epoll.poll(self._patience(idle))
-            if not events and idle and len(self._spares) > _SPARE_LEAVES:
-                self._closing.append((self._spares.pop(), None))
+            events = self._epoll.poll(self._patience())
+            if not events:
+                self._adjust_spares()
             for fd, _ in events:
                 if fd != self._sock.fileno():
                     self._from_template(self._names[fd])
@@ -85,12 +87,12 @@ class Spawner:
                     return
             self._remove_closed()
 
-    def _patience(self, idle: bool) -> float | None:
+    def _patience(self) -> float | None:
         """How long to wait for the next message."""
         if self._closing:
             return self._retry_pause
-        if not idle:
-            return 0.0
+        if self._lacks_spares():
+            return _BREATH_SECONDS if self._spares else 0.0
         # After a rush there are more spare leaves than anybody needs.
         return _QUIET_SECONDS if len(self._spares) > _SPARE_LEAVES else None
 
@@ -107,12 +109,15 @@ class Spawner:
                 deadline -= 1
                 select.select([], [], [], _RETRY_SECONDS)
 
-    def _replenish(self) -> bool:
-        """Make one spare leaf while nothing else is to be done: True when there are enough."""
-        if self._cgroups is None or len(self._spares) >= _SPARE_LEAVES or not self._templates:
-            return True
-        self._spares.append(self._new_leaf())
-        return len(self._spares) >= _SPARE_LEAVES
+    def _lacks_spares(self) -> bool:
+        return self._cgroups is not None and len(self._spares) < _SPARE_LEAVES and bool(self._templates)
+
+    def _adjust_spares(self) -> None:
+        """One spare leaf more or less, while nothing else is to be done."""
+        if self._lacks_spares():
+            self._spares.append(self._new_leaf())
+        elif len(self._spares) > _SPARE_LEAVES:
+            self._closing.append((self._spares.pop(), None))
 
     def _new_leaf(self) -> cgroups.Leaf:
         assert self._cgroups is not None
@@ -197,6 +202,7 @@ class Spawner:
             "shape": message["shape"],
             "cgroup": self._cgroups.version if leaf is not None and self._cgroups is not None else 0,
             "leaves": len(delegated),
+            "first": message["first"],
         }
         if self._uid_base is not None:
             # A program that opens /dev/stdout anew is let in by the owner of the pipe.
@@ -230,7 +236,12 @@ class Spawner:
             # From the box itself: a descriptor of its init, and one of its workspace.
             answer: dict[str, Any] = {"re": box.request}
             if box.leaf is not None:
-                answer["files"] = box.leaf.files()
+                answer["leaf"] = box.leaf.name
+                answer["used"] = box.leaf.used
+                box.leaf.used = True
+                if not self._told_files:
+                    answer["files"] = box.leaf.files()
+                    self._told_files = True
             channel.send(self._sock, answer, (descriptors[0], descriptors[1]))
             box.request = None
             for descriptor in descriptors:

@@ -13,7 +13,7 @@ import os
 import select
 import sys
 
-from tidebox.spawner import channel, steps, warm
+from tidebox.spawner import channel, processors, steps, warm
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.box import BoxOrder, Shape, load_agent, run_box
 
@@ -25,6 +25,10 @@ _OUTER = sys_.CLONE_NEWNS | sys_.CLONE_NEWPID | sys_.CLONE_NEWNET | sys_.CLONE_N
 _INNER = sys_.CLONE_NEWUSER | sys_.CLONE_NEWNS | sys_.CLONE_NEWPID | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
 # A network namespace costs as much as everything else of a box together: this many are kept ready, each for one box.
 _SPARE_NETWORKS = 4
+# What was used is made anew when the box that needed it has had the processors for itself, unless boxes come so fast
+# that few are left.
+_BREATH_SECONDS = 0.02
+_FEWEST_NETWORKS = 2
 UID_BLOCK = 65536
 _AGENT_UID, USER_UID = 0, 1000
 _LOOPBACK = steps.prepare([["loopback"]])
@@ -168,7 +172,7 @@ def _serve(sock: _socket.socket, two_ids: bool) -> None:
     networks: list[int] = []
     shapes: dict[str, Shape] = {}
     while True:
-        events = epoll.poll(0 if len(networks) < _SPARE_NETWORKS else None)
+        events = epoll.poll(_patience(len(networks)))
         if not events:
             networks.append(_new_network())
         for fd, _ in events:
@@ -195,6 +199,13 @@ def _serve(sock: _socket.socket, two_ids: bool) -> None:
                 epoll.register(pidfd, select.EPOLLIN)
 
 
+def _patience(networks: int) -> float | None:
+    """How long to wait for the next order before another network is made."""
+    if networks >= _SPARE_NETWORKS:
+        return None
+    return _BREATH_SECONDS if networks >= _FEWEST_NETWORKS else 0.0
+
+
 def _new_network() -> int:
     """A network namespace with nothing but ``lo``; the box that gets it has no power over it, not even as its root."""
     sys_.unshare(sys_.CLONE_NEWNET)
@@ -210,6 +221,7 @@ def _clone_box(sock: _socket.socket, order: BoxOrder, network: int, two_ids: boo
         pid, pidfd = sys_.clone(_INNER, order.cgroup_directory)
         if pid == 0:
             run_box(sock, order, gate_read, two_ids)
+        processors.spread(pid)
         if two_ids:
             agent = agent_id(order.number)
             ids = f"{_AGENT_UID} {agent} 1\n{USER_UID} {agent + 1} 1\n"

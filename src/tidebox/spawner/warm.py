@@ -65,6 +65,7 @@ class Baseline:
 
 _baseline: Baseline
 _standing_by = False
+_is_ready = False
 
 
 def capture(modules: Iterable[str], path: Iterable[str]) -> None:
@@ -77,14 +78,10 @@ def park(args: list[str]) -> NoReturn:
     """Become a bare interpreter, wait for a program on descriptor 0, be that program, and end as it ends."""
     try:
         try:
-            _plain_signals()
-            if not _standing_by:
-                _standard_streams()
-            if len(sys.modules) != len(_baseline.modules):
-                _forget_ourselves()
+            get_ready()
             if AT_ONCE not in args:
                 _rehearse()
-            _open_the_stage()
+                _open_the_stage()
             order = program.read(0)
         except (OSError, program.BadProgram) as error:
             _fail(f"no program: {error}", NOT_EXECUTABLE)
@@ -96,6 +93,20 @@ def park(args: list[str]) -> NoReturn:
     finally:
         # The frames below are those of init.
         _exit(NOT_EXECUTABLE)
+
+
+def get_ready() -> None:
+    """Become a bare interpreter; the part of ``park`` that needs nothing of the box the process is in."""
+    global _is_ready
+    if _is_ready:
+        return
+    _is_ready = True
+    _plain_signals()
+    if not _standing_by:
+        _standard_streams()
+    if len(sys.modules) != len(_baseline.modules):
+        _forget_ourselves()
+    _open_the_stage()
 
 
 def _plain_signals() -> None:

@@ -107,6 +107,25 @@ class Ends:
             os.close(fd)
 
 
+def pack_order(command: Command) -> bytes:
+    """A program as init takes it; ExecFailed for one that needs an agent."""
+    argv = [argument.encode("utf-8", "surrogateescape") for argument in command.argv]
+    env = {
+        name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")
+        for name, value in command.env.items()
+    }
+    data = marshal.dumps(
+        {"argv": argv, "env": env, "cwd": command.cwd.encode(), "cpu": command.cpu_seconds or 0}, ORDER_FORMAT
+    )
+    if command.tty is not None or len(data) > _LARGEST_ORDER:
+        raise _not_single()
+    return data
+
+
+def _not_single() -> errors.ExecFailed:
+    return errors.ExecFailed("this box is for one program, on pipes", kind="single")
+
+
 def _sockets(kind: int) -> tuple[int, int]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     return ours.detach(), theirs.detach()
@@ -135,22 +154,15 @@ class PipedExec(Exec):
         self._command = ""
         self._loop.add_reader(control, self._on_report)
 
-    def start(self, command: Command) -> None:
-        """Order the program, the only one that this box will have."""
-        argv = [argument.encode("utf-8", "surrogateescape") for argument in command.argv]
-        env = {
-            name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")
-            for name, value in command.env.items()
-        }
-        data = marshal.dumps(
-            {"argv": argv, "env": env, "cwd": command.cwd.encode(), "cpu": command.cpu_seconds or 0}, ORDER_FORMAT
-        )
-        if self.started or command.tty is not None or len(data) > _LARGEST_ORDER:
-            raise errors.ExecFailed("this box is for one program, on pipes", kind="single")
+    def start(self, command: Command, *, ordered: bool = False) -> None:
+        """Order the program, the only one that this box will have, unless it was ``ordered`` with the box."""
+        if self.started:
+            raise _not_single()
+        if not ordered:
+            self._order(pack_order(command))
         self._command = command.argv[0]
         self.started = True
         self._events.append(Started(FIRST_PID))
-        self._order(data)
 
     def _order(self, data: bytes) -> None:
         try:

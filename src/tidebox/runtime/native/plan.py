@@ -159,9 +159,13 @@ def _devices() -> Plan:
     return plan
 
 
-def box_plan(facts: HostFacts, shape: BoxShape) -> tuple[Plan, Plan]:
-    """The steps that make a clone of a template a box of its own, before and after its user ids are mapped."""
-    before: Plan = [["cgroup_namespace"], ["hostname", HOSTNAME], ["proc", "/proc", "hidepid=2"]]
+def box_plan(facts: HostFacts, shape: BoxShape) -> tuple[Plan, Plan, Plan]:
+    """The steps that make a clone of a template a box of its own.
+
+    What only its later processes inherit comes first, then what needs no user ids, then the rest, once ids are mapped.
+    """
+    inherited: Plan = [["cgroup_namespace"]]
+    before: Plan = [["hostname", HOSTNAME], ["proc", "/proc", "hidepid=2"]]
     before.append(["cover", "/dev/null", ["/proc/" + name for name in facts.masked_files]])
     before.append(["cover", "/.tidebox/empty", ["/proc/" + name for name in facts.masked_directories]])
     own = f"uid={USER_ID},gid={USER_ID}"
@@ -183,7 +187,7 @@ def box_plan(facts: HostFacts, shape: BoxShape) -> tuple[Plan, Plan]:
         ],
         ["devpts", "/dev/pts"],
     ]
-    return before, after
+    return inherited, before, after
 
 
 def contains(directories: tuple[str, ...], path: str) -> bool:

@@ -19,7 +19,7 @@ from tidebox.runtime.images import Image, ImageStore
 from tidebox.runtime.link import Link
 from tidebox.runtime.native import host, probe
 from tidebox.runtime.native.box import NativeBox, cgroup_limits, exec_request, file_systems
-from tidebox.runtime.native.piped import Ends, PipedExec
+from tidebox.runtime.native.piped import Ends, PipedExec, pack_order
 from tidebox.runtime.native.plan import WORKSPACE, BoxShape, box_plan, template_plan
 from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.relay import Relay
@@ -91,6 +91,7 @@ class NativeRuntime(Runtime):
         self._require_guarantees()
         shape = await self._define_shape(spawner, template, spec)
         name = f"b{next(self._numbers)}"
+        order = pack_order(first) if first is not None and spec.single else b""
         ends = Ends(spec.single)
         # First of all: everything else is done while the box is made.
         try:
@@ -103,6 +104,7 @@ class NativeRuntime(Runtime):
                 cgroup=bool(self._spawner_facts["cgroup"]),
                 leaves=spec.shared,
                 limits=cgroup_limits(spec.limits, shared=spec.shared),
+                first=order,
             )
         except BaseException:
             ends.close()
@@ -123,7 +125,7 @@ class NativeRuntime(Runtime):
             link.on_lost = give_up
         try:
             if first is not None and single is not None:
-                single.start(first)
+                single.start(first, ordered=True)
                 started = single
             elif first is not None and link is not None:
                 started = link.open_exec(exec_request(first))
@@ -163,8 +165,9 @@ class NativeRuntime(Runtime):
                 shm_bytes=shm_bytes,
                 executable=spec.executable,
             )
-            before, after = box_plan(self._facts, shape)
+            inherited, before, after = box_plan(self._facts, shape)
             definition = {
+                "inherited": inherited,
                 "before": before,
                 "after": after,
                 "generation": GENERATION,

@@ -18,7 +18,7 @@ from typing import Any
 import tidebox
 from tidebox.errors import ProvisionFailed
 from tidebox.runtime.native.host import default_environment
-from tidebox.runtime.native.usage import Meter
+from tidebox.runtime.native.usage import Leaves, Meter
 from tidebox.wire import cbor
 
 # As the spawner reads orders (see its channel).
@@ -41,6 +41,7 @@ class Spawner:
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._leaves = Leaves()
         self.gone = asyncio.Event()
         self._loop.add_reader(sock.fileno(), self._on_readable)
 
@@ -149,6 +150,7 @@ class Spawner:
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
+        self._leaves.close()
         self._outgoing.clear()
         for future in self._pending.values():
             if not future.done():
@@ -158,12 +160,14 @@ class Spawner:
 
     def meter(self, opened: Mapping[str, Any]) -> Meter:
         """What counts the usage of a box that was opened."""
-        return Meter(opened.get("files", {}))
+        return Meter(self._leaves.open(opened))
 
     async def close_box(self, box: str, meter: Meter) -> None:
         """Let a dead box's cgroup go, or be the next box's."""
-        meter.close()
-        if not self.gone.is_set():
+        if self.gone.is_set():
+            meter.counters.close()
+        else:
+            self._leaves.give_back(meter.counters)
             # A spawner that dies over this takes the cgroup with it, or its successor does.
             with contextlib.suppress(ProvisionFailed):
                 await self.request("close", box=box)

@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 # The agent is in the box's cgroup too; it is not the user's.
 _INIT_PROCESSES = 1
+# Leaves whose counters stay open; each has five.
+_MOST_IDLE = 8
 
 
-class Meter:
-    """Reads the counters of one cgroup; ``reset`` starts a new count of cpu and memory.
+class Counters:
+    """The files of one cgroup, opened once: opening costs more than reading, and the end of a program waits for it."""
 
-    The counters are opened once: opening costs more than reading, and the end of a program waits for it.
-    """
-
-    def __init__(self, files: Mapping[str, str]) -> None:
-        self._files = files
+    def __init__(self, leaf: str, files: Mapping[str, str]) -> None:
+        self.leaf = leaf
         self._descriptors: dict[str, int] = {}
-        self._open(files)
-        self._cpu_base = 0.0
-        self._oom_base = 0
-        # The leaf may have been another box's.
-        self.reset()
-
-    def _open(self, names: Iterable[str]) -> None:
-        for name in names:
+        for name, path in files.items():
             try:
-                self._descriptors[name] = _open_counter(self._files[name], resettable=name == "peak")
-            except (FileNotFoundError, KeyError):
-                continue  # the spawner died meanwhile, or the kernel has no such counter
+                self._descriptors[name] = _open_counter(path.replace("{}", leaf), resettable=name == "peak")
+            except FileNotFoundError:
+                continue  # the spawner died meanwhile
 
-    def reset(self) -> None:
-        """Count from now on."""
-        self._cpu_base += self.cpu_seconds() or 0.0
-        self._oom_base += self.oom_kills()
+    def read(self, name: str) -> bytes | None:
+        """What it says; None where there is no such counter."""
+        descriptor = self._descriptors.get(name)
+        if descriptor is None:
+            return None
+        try:
+            return os.pread(descriptor, 4096, 0)
+        except OSError:
+            return None  # the cgroup went with a spawner that died
+
+    def reset_peak(self) -> None:
+        """Count the most memory from now on."""
         if "peak" in self._descriptors:
             try:
                 # v1 forgets the peak for everyone, v2 (Linux 6.12) for this descriptor alone.
@@ -42,9 +43,64 @@ class Meter:
             except OSError:
                 pass  # an older v2 kernel: the peak is that of the cell's whole life
 
+    def close(self) -> None:
+        """Let go of the cgroup."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+
+class Leaves:
+    """The counters of every leaf of a spawner. Those of the last that were used stay open: a leaf comes round again."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, str] = {}
+        self._idle: dict[str, Counters] = {}
+
+    def open(self, answer: Mapping[str, Any]) -> Counters:
+        """Those of the leaf that a box was put into, as the spawner's answer tells of it."""
+        self._files = answer.get("files", self._files)
+        leaf = answer.get("leaf")
+        if leaf is None:
+            return Counters("", {})
+        kept = self._idle.pop(leaf, None)
+        if kept is not None and answer["used"]:
+            return kept
+        if kept is not None:
+            kept.close()
+        return Counters(leaf, self._files)
+
+    def give_back(self, counters: Counters) -> None:
+        """The box is gone. What becomes of its leaf does not matter: the name is never another's."""
+        self._idle[counters.leaf] = counters
+        if len(self._idle) > _MOST_IDLE:
+            self._idle.pop(next(iter(self._idle))).close()
+
+    def close(self) -> None:
+        """Let go of all."""
+        while self._idle:
+            self._idle.popitem()[1].close()
+
+
+class Meter:
+    """What one box uses; ``reset`` starts a new count of cpu and memory."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.counters = counters
+        self._cpu_base = 0.0
+        self._oom_base = 0
+        # The leaf may have been another box's.
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from now on."""
+        self._cpu_base += self.cpu_seconds() or 0.0
+        self._oom_base += self.oom_kills()
+        self.counters.reset_peak()
+
     def cpu_seconds(self) -> float | None:
         """Cpu time of every process that ever was in the box."""
-        text = self._read("cpu")
+        text = self.counters.read("cpu")
         if text is None:
             return None
         total = int(text) / 1e9 if text.strip().isdigit() else _value(text, b"usage_usec") / 1e6
@@ -66,27 +122,12 @@ class Meter:
 
     def oom_kills(self) -> int:
         """How many of its processes the kernel killed for memory."""
-        text = self._read("oom")
+        text = self.counters.read("oom")
         return 0 if text is None else _value(text, b"oom_kill") - self._oom_base
 
-    def close(self) -> None:
-        """Let go of the cgroup."""
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
-
     def _number(self, name: str) -> int | None:
-        text = self._read(name)
+        text = self.counters.read(name)
         return int(text) if text is not None and text.strip().isdigit() else None
-
-    def _read(self, name: str) -> bytes | None:
-        descriptor = self._descriptors.get(name)
-        if descriptor is None:
-            return None
-        try:
-            return os.pread(descriptor, 4096, 0)
-        except OSError:
-            return None  # the cgroup went with a spawner that died
 
 
 def _open_counter(path: str, resettable: bool) -> int:

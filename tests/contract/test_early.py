@@ -1,0 +1,117 @@
+"""A Python that is forked before its box stands: it is what a later one is, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.boxes import is_root
+from tests.contract.test_runtime import collect, output
+from tests.contract.test_spare import STATE
+from tidebox.config import load_settings
+from tidebox.embedded import Engine, run_on
+from tidebox.model.events import Exited
+from tidebox.model.launch import encode_program, plan_code
+from tidebox.runtime.base import Box, BoxSpec, Command
+from tidebox.runtime.native.runtime import NativeRuntime
+
+_SPEC = BoxSpec(single=True)
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[NativeRuntime]:
+    engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
+    yield engine.runtime
+    await engine.close()
+    assert engine.runtime.live_boxes() == 0
+
+
+def block(source: str) -> bytes:
+    return encode_program(plan_code("python", source).program)
+
+
+async def finish(box: Box) -> tuple[bytes, int | None]:
+    assert box.first is not None
+    events = await collect(box.first)
+    await box.close()
+    assert isinstance(events[-1], Exited)
+    return output(events), events[-1].code
+
+
+async def test_what_it_becomes_is_what_a_later_one_becomes(runtime: NativeRuntime) -> None:
+    program = block(STATE)
+    order = runtime.parking("python", "host", at_once=True)
+    early, code = await finish(await runtime.open(_SPEC, first=order, first_input=program))
+    box = await runtime.open(_SPEC)
+    box.first = await box.exec(order)
+    await box.first.write(program)
+    assert (early, code) == await finish(box)
+    assert code == 0
+    assert b"Seccomp:\t2" in early
+    assert b"CapEff:\t0000000000000000" in early
+    assert b"Uid:\t1000\t1000\t1000\t1000" in early
+
+
+async def test_it_is_alone_with_init_in_a_box_that_stands(runtime: NativeRuntime) -> None:
+    source = """
+import os
+print(sorted(int(name) for name in os.listdir("/proc") if name.isdigit()), os.getppid())
+open("/workspace/file", "w").close(), open("/tmp/file", "w").close(), open("/dev/shm/file", "w").close()
+for path in "/proc/self/oom_score_adj", "/proc/sys/kernel/hostname", "/usr/file":
+    try:
+        open(path, "w")
+    except OSError as error:
+        print(error.strerror)
+print(os.uname().nodename, open("/proc/kallsyms").read() == "", os.listdir("/proc/irq"))
+"""
+    text, code = await finish(await runtime.open(_SPEC, first=_order(runtime), first_input=block(source)))
+    seen = b"[2]" if is_root() else b"[1, 2]"  # without root init has the user's id
+    assert text == seen + b" 1\n" + b"Read-only file system\n" * 3 + b"tidebox True []\n"
+    assert code == 0
+
+
+def _order(runtime: NativeRuntime) -> Command:
+    return runtime.parking("python", "host", at_once=True)
+
+
+@pytest.mark.parametrize("ending", ["os._exit(3)", "os.kill(os.getpid(), 9)", "os.close(2); raise SystemExit(3)"])
+async def test_the_end_of_one_that_is_over_at_once_is_told(runtime: NativeRuntime, ending: str) -> None:
+    for _ in range(10):
+        box = await runtime.open(_SPEC, first=_order(runtime), first_input=block(f"import os; {ending}"))
+        assert (await finish(box))[1] == (None if "kill" in ending else 3)
+
+
+async def test_one_whose_directory_is_not_there_says_so(runtime: NativeRuntime) -> None:
+    argv = _order(runtime).argv
+    box = await runtime.open(_SPEC, first=Command(argv=argv, cwd="/nowhere"), first_input=block("print(1)"))
+    assert box.first is not None
+    with pytest.raises(Exception, match="No such file or directory"):
+        await collect(box.first)
+    await box.close()
+
+
+async def test_many_at_once_and_some_that_nobody_waits_for(runtime: NativeRuntime, tmp_path: Path) -> None:
+    async def one(number: int) -> None:
+        box = await runtime.open(_SPEC, first=_order(runtime), first_input=block(f"print({number})"))
+        assert await finish(box) == (b"%d\n" % number, 0)
+
+    async def left(number: int) -> None:
+        opening = asyncio.ensure_future(runtime.open(_SPEC, first=_order(runtime)))
+        await asyncio.sleep(number / 1000)
+        if not opening.cancel():
+            await (await opening).close()
+
+    await asyncio.gather(*(one(number) for number in range(20)), *(left(number) for number in range(10)))
+
+
+async def test_a_program_has_its_limits(tmp_path: Path) -> None:
+    engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
+    source = "import resource as r; print(r.getrlimit(r.RLIMIT_NOFILE), r.getrlimit(r.RLIMIT_CORE))"
+    result = await run_on(engine, source, open_files=77)
+    assert result.stdout == b"(77, 77) (0, 0)\n"
+    await engine.close()
+
+

@@ -81,7 +81,7 @@ def test_what_runs_may_finish_and_nothing_new_begins(start_server: Callable[...,
     server = start_server(**FEW_CELLS)
     with open_socket(server) as socket, httpx2.Client(base_url=server.url, timeout=60) as client:
         assert client.get("/healthz").status_code == 200
-        execute(socket, "first", "print('ready', flush=True)\nimport time\ntime.sleep(4)\nprint('done')")
+        execute(socket, "first", "import os, time\nos.write(1, b'ready\\n')\ntime.sleep(4)\nprint('done')")
         until_output(socket)
         server.process.send_signal(signal.SIGTERM)
         wait_for_log(server, "stopping")
@@ -105,7 +105,7 @@ def test_what_runs_may_finish_and_nothing_new_begins(start_server: Callable[...,
 def test_what_does_not_finish_in_time_is_ended(start_server: Callable[..., RunningServer]) -> None:
     server = start_server(drain_grace_sec="0.2", **FEW_CELLS)
     with open_socket(server) as socket:
-        execute(socket, "endless", "print('ready', flush=True)\nwhile True: pass")
+        execute(socket, "endless", "import os\nos.write(1, b'ready\\n')\nwhile True: pass")
         until_output(socket)
         server.process.send_signal(signal.SIGTERM)
         (last,) = frames(socket)
@@ -119,7 +119,7 @@ def test_a_second_signal_does_not_wait(start_server: Callable[..., RunningServer
         execute(
             socket,
             "endless",
-            "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\nwhile True: pass",
+            "import os, signal\nsignal.signal(15, signal.SIG_IGN)\nos.write(1, b'ready\\n')\nwhile True: pass",
         )
         until_output(socket)
         server.process.send_signal(signal.SIGTERM)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.api.conftest import RunningServer
 from tests.api.interpreter.service import JWT_SECRET, error_of
-from tests.api.interpreter.streams import Frame, Streams, check, is_event, output
+from tests.api.interpreter.streams import Frame, Streams, check, is_event, output, saying
 
 StartServer = Callable[..., RunningServer]
 StreamsOf = Callable[..., Streams]
@@ -114,7 +114,7 @@ def test_ranges_that_cannot_be(streams: Streams, run_id: str, form: str, asked: 
 
 
 def test_the_log_so_far_of_a_run_that_goes_on(streams: Streams) -> None:
-    run = streams.python("import time; print('so far', flush=True); time.sleep(30)")
+    run = streams.python(saying("so far") + "; import time; time.sleep(30)")
     with streams.stream(run["run_id"]) as stream:
         stream.until("stdout")
         assert get(streams, run["run_id"]).text == "so far\n"
@@ -165,7 +165,7 @@ def test_a_log_that_is_followed_has_no_ranges(streams: Streams, run_id: str) -> 
 
 def test_one_user_follows_only_so_many(start_server: StartServer, streams_of: StreamsOf) -> None:
     streams = streams_of(start_server(rate_limit="off", ws_max_streams_per_user="2"))
-    run_id = streams.python("import time; print('up', flush=True); time.sleep(60)")["run_id"]
+    run_id = streams.python(saying("up") + "; import time; time.sleep(60)")["run_id"]
     path = f"/runs/{run_id}/logs?follow=true"
     with streams.http.stream("GET", path) as first, streams.stream(run_id) as second:
         # Kept: an iterator that is gone closes its connection.

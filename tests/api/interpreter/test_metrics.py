@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.api.conftest import RunningServer
-from tests.api.interpreter.streams import Streams
+from tests.api.interpreter.streams import Streams, saying
 
 StartServer = Callable[..., RunningServer]
 StreamsOf = Callable[..., Streams]
@@ -25,8 +25,9 @@ def fresh(start_server: StartServer, streams_of: StreamsOf) -> Streams:
 
 
 def test_a_run_is_counted_on_each_of_its_steps(fresh: Streams) -> None:
-    blocker = fresh.python("import time; print('x' * 50, flush=True); time.sleep(30)")
-    fresh.wait(blocker["run_id"], "running")
+    blocker = fresh.python(saying("x" * 50) + "; import time; time.sleep(30)")
+    with fresh.stream(blocker["run_id"]) as stream:
+        stream.until("stdout")
     waiting = fresh.python("print('y' * 500)")
     assert fresh.metric('sandbox_runs_started_total{runtime="native"}') == 2
     assert fresh.metric('sandbox_queue_wait_seconds_count{runtime="native"}') == 1

@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.api.conftest import RunningServer
 from tests.api.interpreter.service import error_of
-from tests.api.interpreter.streams import Streams, is_event, output
+from tests.api.interpreter.streams import Streams, is_event, output, saying
 from tests.boxes import count_leaves, descendants
 
 StartServer = Callable[..., RunningServer]
@@ -71,7 +71,7 @@ def test_what_was_acknowledged_survives_the_server(start_server: StartServer, st
     files = {item["path"]: item["size"] for item in before.get(f"/runs/{done['run_id']}/artifacts").json()["items"]}
     assert files == {"made.txt": 4, "data.txt": 8}
 
-    sleeper = "import time; print('before the end', flush=True); time.sleep(60)"
+    sleeper = saying("before the end") + "; import time; time.sleep(60)"
     interrupted = before.submit(["python3", "-c", sleeper], key="interrupted").json()["run_id"]
     with before.stream(interrupted) as stream:
         seen = stream.until("stdout")
@@ -227,7 +227,7 @@ def test_a_server_that_is_told_to_stop_leaves_the_queue_to_the_next(
 def test_a_killed_spawner_fails_what_runs_and_nothing_else(start_server: StartServer, streams_of: StreamsOf) -> None:
     server = start_server(rate_limit="off", max_concurrent_runs="1")
     streams = streams_of(server)
-    running = streams.python("import time; print('up', flush=True); time.sleep(60)")["run_id"]
+    running = streams.python(saying("up") + "; import time; time.sleep(60)")["run_id"]
     waiting = streams.start(["echo", "at last"])
     with streams.stream(running) as stream:
         stream.until("stdout")

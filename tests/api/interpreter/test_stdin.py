@@ -154,13 +154,14 @@ def test_only_spec_1_1_has_interactive_runs(streams: Streams, field: dict[str, A
 
 
 def test_several_may_send_to_one_program(streams: Streams) -> None:
-    run = streams.python("import sys; print(len(sys.stdin.read(1000)), flush=True); sys.stdin.read()", interactive=True)
+    code = "import sys; print(len(sys.stdin.read(1000)), end='', flush=True); sys.stdin.read()"
+    run = streams.python(code, interactive=True)
     with streams.stream(run["run_id"]) as first, streams.stream(run["run_id"]) as second:
         for each in (first, second) * 5:
             each.send(type="stdin", data="x" * 100)
-        assert output(first.until("stdout")) == b"1000\n"
+        assert output(first.until("stdout")) == b"1000"
         second.send(type="stdin_close")
-        assert output(second.rest()) == b"1000\n"
+        assert output(second.rest()) == b"1000"
 
 
 def flood_with(stream: Stream) -> None:

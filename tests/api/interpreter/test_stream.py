@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 
 from tests.api.conftest import NO_CELLS, RunningServer
 from tests.api.interpreter.service import JWT_SECRET, PREFIX, token
-from tests.api.interpreter.streams import EVENTS, Frame, Stream, Streams, check, is_event, output
+from tests.api.interpreter.streams import EVENTS, Frame, Stream, Streams, check, is_event, output, saying
 from tidebox.api.signing import Signer
 
 StartServer = Callable[..., RunningServer]
@@ -169,7 +169,7 @@ def test_who_comes_again_goes_on_where_he_was(streams: Streams) -> None:
 
 
 def test_tail_gives_live_frames_only(streams: Streams) -> None:
-    run = streams.python("print('before', flush=True); input(); print('after')", interactive=True)
+    run = streams.python(saying("before") + "; input(); print('after')", interactive=True)
     with streams.stream(run["run_id"]) as stream, ThreadPoolExecutor() as pool:
         stream.until("stdout")
         with streams.stream(run["run_id"], "?tail=true") as tail:

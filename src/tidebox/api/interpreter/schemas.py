@@ -36,7 +36,9 @@ def _number(value: Any) -> Any:
 
 
 Number = BeforeValidator(_number)
-Seconds = Annotated[float, Field(ge=0.01, le=31536000, allow_inf_nan=False), Number]
+Seconds = Annotated[float, Field(gt=0, le=31536000, allow_inf_nan=False), Number]
+# No box can be timed more finely.
+RunSeconds = Annotated[float, Field(ge=0.01, le=31536000, allow_inf_nan=False), Number]
 Count = Annotated[int, Field(ge=1, le=2**40), Number]
 Cpus = Annotated[float, Field(ge=0.01, le=1024, allow_inf_nan=False), Number]
 Mebibytes = Annotated[int, Field(ge=8, le=1048576), Number]
@@ -84,7 +86,7 @@ class _Terms(_Request):
     base_image: Name | None = None
     env: Env = Field(default_factory=dict)
     labels: Labels = Field(default_factory=dict)
-    timeout_sec: Seconds | None = Field(None, description="How long the program may run.")
+    timeout_sec: RunSeconds | None = Field(None, description="How long the program may run.")
     resources: Resources | None = None
     cpu_limit: Cpus | None = Field(None, description="The same as `resources.cpu`.")
     memory_mb: Mebibytes | None = Field(None, description="The same as `resources.memory_mb`.")

@@ -41,6 +41,13 @@ def stop_reading(client: Client) -> None:
     client.socket.transport.pause_reading()
 
 
+def started_at_rest(start_server: StartServer, **settings: str) -> RunningServer:
+    """A server that has loaded what it loads after the start, and waits long for the answer to a ping."""
+    server = start_server(ws_heartbeat_sec="300", rate_limit="off", **settings)
+    assert httpx2.get(f"{server.url}/api/v1/sandbox/health", headers=server.headers, timeout=60).status_code == 200
+    return server
+
+
 async def until(condition: Callable[[], bool], seconds: float = 30.0) -> float:
     """Wait for something that can only be looked at; how long it took."""
     started = time.monotonic()
@@ -60,10 +67,11 @@ def outcomes(server: RunningServer) -> list[str]:
 # -- Slow readers -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_slow_reader_holds_up_its_own_program_only(idle_server: RunningServer) -> None:
-    async with connected(idle_server) as slow, connected(idle_server) as other:
+async def test_a_slow_reader_holds_up_its_own_program_only(start_server: StartServer) -> None:
+    server = started_at_rest(start_server)
+    async with connected(server) as slow, connected(server) as other:
         await other.run("print(1)")
-        before = memory_mib(idle_server.pid)
+        before = memory_mib(server.pid)
         blocks = 1536
         id = await slow.start(COUNT.format(blocks=blocks), max_output_bytes=1 << 30, timeout_ms=60_000)
         stop_reading(slow)
@@ -72,7 +80,7 @@ async def test_a_slow_reader_holds_up_its_own_program_only(idle_server: RunningS
             done = await other.run("print(1)")
             assert done.sequence == ["ack", "running", "stdout", "completed", "result"]
             assert done.result["duration_ms"] < 20_000
-            most = max(most, memory_mib(idle_server.pid))
+            most = max(most, memory_mib(server.pid))
         assert (await other.ping())["active_executions"] == 1
         # 96 MiB wait in the program.
         assert most - before < 32
@@ -95,7 +103,7 @@ async def test_executions_beside_a_flood_on_the_same_connection_get_through(clie
 
 
 async def test_whoever_does_not_read_keeps_its_slot_no_longer_than_its_time(start_server: StartServer) -> None:
-    server = start_server(max_concurrent_runs="1", rate_limit="off")
+    server = started_at_rest(start_server, max_concurrent_runs="1")
     async with connected(server) as slow, connected(server) as other:
         id = await slow.start(FLOOD, max_output_bytes=16 << 30, timeout_ms=1500)
         await slow.next_of("stdout")
@@ -106,7 +114,7 @@ async def test_whoever_does_not_read_keeps_its_slot_no_longer_than_its_time(star
 
 
 async def test_whoever_does_not_read_can_still_cancel(start_server: StartServer) -> None:
-    server = start_server(max_concurrent_runs="1", rate_limit="off")
+    server = started_at_rest(start_server, max_concurrent_runs="1")
     async with connected(server) as slow, connected(server) as other:
         id = await slow.start(FLOOD, max_output_bytes=16 << 30, timeout_ms=60_000)
         await slow.next_of("stdout")
@@ -121,10 +129,11 @@ async def test_whoever_does_not_read_can_still_cancel(start_server: StartServer)
         assert done.sequence[-2:] == ["cancelled", "result"]
 
 
-async def test_answers_that_nobody_reads_are_bounded(idle_server: RunningServer) -> None:
-    async with connected(idle_server) as slow, connected(idle_server) as other:
+async def test_answers_that_nobody_reads_are_bounded(start_server: StartServer) -> None:
+    server = started_at_rest(start_server, **NO_CELLS)
+    async with connected(server) as slow, connected(server) as other:
         await other.ping()
-        before = memory_mib(idle_server.pid)
+        before = memory_mib(server.pid)
         stop_reading(slow)
         ping = json.dumps({"v": 1, "type": "ping", "padding": "x" * 1000})
         sent = 0
@@ -142,7 +151,7 @@ async def test_answers_that_nobody_reads_are_bounded(idle_server: RunningServer)
         flooding.cancel()
         await asyncio.wait([flooding])
         await other.ping()
-        assert memory_mib(idle_server.pid) - before < 32
+        assert memory_mib(server.pid) - before < 32
         slow.socket.transport.resume_reading()
         for _ in range(sent):
             assert (await slow.next())["type"] == "pong"
@@ -211,7 +220,7 @@ async def test_a_client_that_is_gone_with_output_under_way_is_gone(start_server:
 
 async def test_descriptors_and_tasks_do_not_grow_with_connections(start_server: StartServer) -> None:
     # Without cells, which have descriptors too and come when there is time.
-    server = start_server(rate_limit="off", orphan_grace_sec="0", pool_sandboxes="0", **NO_CELLS)
+    server = started_at_rest(start_server, orphan_grace_sec="0", pool_sandboxes="0", **NO_CELLS)
 
     async def visit(number: int) -> None:
         async with connected(server) as client:
@@ -224,8 +233,6 @@ async def test_descriptors_and_tasks_do_not_grow_with_connections(start_server: 
             else:
                 await client.send("nonsense")
 
-    # Until everything that is loaded after the start is there.
-    assert httpx2.get(f"{server.url}/api/v1/sandbox/health", headers=server.headers, timeout=60).status_code == 200
     await asyncio.gather(*(visit(number) for number in range(12)))
     assert_idle(server)
     before, memory = descriptors(server.pid), memory_mib(server.pid)

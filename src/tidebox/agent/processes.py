@@ -44,6 +44,8 @@ _TERMINAL_TYPE = "xterm"
 _PIPE_BYTES = 256 * 1024
 # Linux' fcntl number; the fcntl module has a name for it only from Python 3.10 on.
 _F_SETPIPE_SZ = 1031
+# After the end of a program, until the agent gets ready for the next.
+_TIDY_SECONDS = 0.001
 # Zombies taken per round of the loop: a fork bomb's dead must not keep the living waiting.
 _REAPED_PER_ROUND = 256
 
@@ -364,8 +366,8 @@ class Processes:
             self._leftovers.add(fd)
         leaf = execution.leaf
         if leaf is not None:
-            # After the word of the end is on its way.
-            self._loop.soon(lambda: self._tidy(leaf))
+            # When the word of the end is with whoever waits for it: this process sleeps, and they have the processor.
+            self._loop.later(_TIDY_SECONDS, lambda: self._tidy(leaf))
 
     def _tidy(self, leaf: int) -> None:
         """Remove a leaf, and make ready for the next program where user code cannot get at what is ready."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from dataclasses import replace
@@ -80,6 +81,9 @@ def _noting(send: Send, context: Context) -> Send:
                 headers.append((b"x-request-id", context.request_id.encode()))
             message["headers"] = headers
         await send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            # What was sent leaves when the loop gets its turn: before it is written down what was done, not after.
+            await asyncio.sleep(0)
 
     return noting
 

@@ -13,7 +13,6 @@ reach of either by then.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
-import _socket
 import errno
 import marshal
 import os
@@ -60,7 +59,7 @@ class Defaults:
 class Single:
     """The one program of a box. Made before the box, which only adds its descriptors."""
 
-    _control: _socket.socket
+    _control: int
     _stdio: Sequence[int]
     _oom_score: int
     _ids: tuple[int, int]
@@ -76,12 +75,9 @@ class Single:
 
     def equip(self, control: int, stdio: Sequence[int], oom_score: int) -> None:
         """Take over the descriptors of a box; ``oom_score`` is the file that sets init's own."""
-        self._control = _socket.socket(fileno=control)
+        self._control = control
         self._stdio = stdio
         self._oom_score = oom_score
-        os.umask(0o022)
-        # Python's own handler would turn a signal from inside the box into an exception in its init.
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
     def begin(self, order: bytes, prepare: Callable[[], None]) -> None:
         """Take the order that came with the box; what is forked from this process is forked now.
@@ -119,7 +115,7 @@ class Single:
     def serve(self) -> int:
         """Start the program that is ordered, report its end and obey until the host is gone; the exit code of pid 1."""
         if not self.pid and self._start is None:
-            order = self._control.recv(_LARGEST_ORDER)
+            order = os.read(self._control, _LARGEST_ORDER)
             if not order:
                 return 0
             self._start = self._parse(order)
@@ -131,7 +127,7 @@ class Single:
         _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         poll = select.poll()
         poll.register(wake, select.POLLIN)
-        poll.register(self._control.fileno(), select.POLLIN)
+        poll.register(self._control, select.POLLIN)
         if self._start is not None:
             self._run(self._start)
         for fd in self._stdio:
@@ -153,7 +149,7 @@ class Single:
 
     def _obey(self) -> bool:
         """Whether there still is a host to obey."""
-        order = self._control.recv(_LARGEST_ORDER)
+        order = os.read(self._control, _LARGEST_ORDER)
         if order and self.pid:
             number = marshal.loads(order)["signal"]
             try:
@@ -264,7 +260,7 @@ class Single:
 
     def _tell(self, step: str, number: int, cpu_us: int = 0, max_rss: int = 0) -> None:
         try:
-            self._control.send(_REPORT.pack(_STEPS.index(step), number, cpu_us, max_rss), _socket.MSG_NOSIGNAL)
+            os.write(self._control, _REPORT.pack(_STEPS.index(step), number, cpu_us, max_rss))
         except OSError:
             pass  # the host is gone, and this box is next
 

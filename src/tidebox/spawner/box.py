@@ -169,7 +169,6 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
         keep += single.box_stands()
     channel.send_packed(sock, order.announcement, (os.pidfd_open(os.getpid()), workspace))
     _close_all_but(sorted(keep))
-    _standard_streams()
     return True
 
 
@@ -200,10 +199,3 @@ def _close_all_but(keep: list[int]) -> None:
         os.closerange(low, fd)
         low = fd + 1
     os.closerange(low, 65536)
-
-
-def _standard_streams() -> None:
-    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.close(null)

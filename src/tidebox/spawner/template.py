@@ -7,6 +7,7 @@ as root it lives in a user namespace over a block of unused uids, without root i
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _socket
 import gc
 import os
@@ -115,16 +116,22 @@ def _introduce(template: Template, uid_base: int | None) -> None:
 
 def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None, agent: bool) -> NoReturn:
     status = 1
+    complaints = 2
     try:
         if agent:
             load_agent()
         _build(sock, plan, uid_base)
+        complaints = _stand_like_an_init()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
         channel.send(sock, {"ready": True})
         _serve(sock, uid_base is not None)
         status = 0
     except steps.StepFailed as error:
         channel.send(sock, {"failed": error.step, "errno": error.errno, "text": os.strerror(error.errno)})
     except BaseException as error:
+        os.dup2(complaints, 2)
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         os._exit(status)
@@ -149,9 +156,19 @@ def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) ->
     sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
     sys_.prctl(sys_.PR_SET_PDEATHSIG, 9)
     warm.stand_by()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
+
+
+def _stand_like_an_init() -> int:
+    """Do here, once, what every init of a box needs; where this process itself can still complain."""
+    complaints = os.dup(2)
+    os.umask(0o022)
+    # Python's own handler would turn a signal from inside a box into an exception in its init.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    return complaints
 
 
 def _become_mapped_root(sock: _socket.socket) -> None:

@@ -119,7 +119,8 @@ def run_box(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
 
 def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> bool:
     """Whether the box stands: not when the template gave it up."""
-    processors.gather()
+    if order.first:
+        processors.gather()
     for descriptor in order.attach:
         try:
             os.write(descriptor, b"0")

@@ -238,7 +238,8 @@ def _clone_box(sock: _socket.socket, order: BoxOrder, network: int, two_ids: boo
         pid, pidfd = sys_.clone(_INNER, order.cgroup_directory)
         if pid == 0:
             run_box(sock, order, gate_read, two_ids)
-        processors.spread(pid)
+        if order.first:
+            processors.spread(pid)
         if two_ids:
             agent = agent_id(order.number)
             ids = f"{_AGENT_UID} {agent} 1\n{USER_UID} {agent + 1} 1\n"

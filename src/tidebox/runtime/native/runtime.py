@@ -91,7 +91,10 @@ class NativeRuntime(Runtime):
         self._require_guarantees()
         shape = await self._define_shape(spawner, template, spec)
         name = f"b{next(self._numbers)}"
-        order = pack_order(first) if first is not None and spec.single else b""
+        # Where somebody waits for it, and it is the only one, a program comes to life with its box. That is sooner, but
+        # takes more memory and more of the processors: too much for one that is parked, or where all are busy.
+        at_once = first is not None and first_input and spec.single and not spawner.busy
+        order = pack_order(first) if first is not None and at_once else b""
         ends = Ends(spec.single)
         # First of all: everything else is done while the box is made.
         try:
@@ -125,7 +128,7 @@ class NativeRuntime(Runtime):
             link.on_lost = give_up
         try:
             if first is not None and single is not None:
-                single.start(first, ordered=True)
+                single.start(first, ordered=bool(order))
                 started = single
             elif first is not None and link is not None:
                 started = link.open_exec(exec_request(first))

@@ -75,6 +75,11 @@ class Spawner:
         """The process started (the spawner itself, unless systemd-run stands in front of it for a moment)."""
         return self._process.pid
 
+    @property
+    def busy(self) -> bool:
+        """Whether it is asked for something already."""
+        return bool(self._pending)
+
     async def request(
         self, operation: str, *, descriptors: tuple[int, ...] = (), **fields: Any
     ) -> tuple[dict[str, Any], list[int]]:

@@ -124,17 +124,23 @@ class Spawner:
             self._loop.remove_writer(self._sock)
 
     def _on_readable(self) -> None:
+        # All there is: that it is dead must not be known later than that its boxes are.
+        while not self.gone.is_set() and self._receive():
+            pass
+
+    def _receive(self) -> bool:
+        """Take one answer; whether there was one."""
         try:
             data, descriptors, _, _ = socket.recv_fds(
                 self._sock, _MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data, descriptors = b"", []
         if not data:
             self._lost()
-            return
+            return False
         message = cbor.decode(data)
         future = self._pending.pop(message["re"], None)
         if future is None or future.done():
@@ -147,6 +153,7 @@ class Spawner:
             )
         else:
             future.set_result((message, list(descriptors)))
+        return True
 
     def _lost(self) -> None:
         if self.gone.is_set():

@@ -107,6 +107,23 @@ async def test_many_at_once_and_some_that_nobody_waits_for(runtime: NativeRuntim
     await asyncio.gather(*(one(number) for number in range(20)), *(left(number) for number in range(10)))
 
 
+async def test_usage_is_counted_although_nobody_waited_for_the_first_box(runtime: NativeRuntime) -> None:
+    if not is_root():
+        pytest.skip("needs a cgroup, which an ordinary user has only where one is delegated")
+    await runtime.probe()
+    opening = asyncio.ensure_future(runtime.open(_SPEC))
+    for _ in range(3):
+        await asyncio.sleep(0)  # until it is asked for
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert opening.cancelled()
+    box = await runtime.open(_SPEC, first=_order(runtime), first_input=block("print(1)"))
+    usage = await box.usage()
+    assert usage.cpu_seconds is not None
+    assert usage.memory_peak is not None
+    assert await finish(box) == (b"1\n", 0)
+
+
 async def test_a_program_has_its_limits(tmp_path: Path) -> None:
     engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
     source = "import resource as r; print(r.getrlimit(r.RLIMIT_NOFILE), r.getrlimit(r.RLIMIT_CORE))"

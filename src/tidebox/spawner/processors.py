@@ -1,7 +1,7 @@
 """Where a new process begins.
 
-Many schedulers leave it on the processor of its parent, where it waits until that one sleeps: half of what making a box
-takes, if there is another processor that has nothing to do.
+Many schedulers leave it on the processor of its parent, where it waits until that one sleeps, although there is another
+processor that has nothing to do.
 """
 
 from __future__ import annotations

@@ -142,6 +142,7 @@ class Spawner:
             self._lost()
             return False
         message = cbor.decode(data)
+        self._leaves.note(message)
         future = self._pending.pop(message["re"], None)
         if future is None or future.done():
             for descriptor in descriptors:
@@ -172,7 +173,7 @@ class Spawner:
 
     def meter(self, opened: Mapping[str, Any]) -> Meter:
         """What counts the usage of a box that was opened."""
-        return Meter(self._leaves.open(opened))
+        return Meter(self._leaves.open(opened.get("leaf")))
 
     async def close_box(self, box: str, meter: Meter) -> None:
         """Let a dead box's cgroup go, or be the next box's."""

@@ -57,18 +57,17 @@ class Leaves:
         self._files: dict[str, str] = {}
         self._idle: dict[str, Counters] = {}
 
-    def open(self, answer: Mapping[str, Any]) -> Counters:
-        """Those of the leaf that a box was put into, as the spawner's answer tells of it."""
+    def note(self, answer: Mapping[str, Any]) -> None:
+        """What the spawner tells of a leaf, which it tells once, whether or not anybody still waits for the box."""
         self._files = answer.get("files", self._files)
-        leaf = answer.get("leaf")
+        if not answer.get("used", True) and (stale := self._idle.pop(answer["leaf"], None)) is not None:
+            stale.close()
+
+    def open(self, leaf: str | None) -> Counters:
+        """Those of the leaf that a box was put into, if it was put into one."""
         if leaf is None:
             return Counters("", {})
-        kept = self._idle.pop(leaf, None)
-        if kept is not None and answer["used"]:
-            return kept
-        if kept is not None:
-            kept.close()
-        return Counters(leaf, self._files)
+        return self._idle.pop(leaf, None) or Counters(leaf, self._files)
 
     def give_back(self, counters: Counters) -> None:
         """The box is gone. What becomes of its leaf does not matter: the name is never another's."""

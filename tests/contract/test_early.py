@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tidebox.model.events import Exited
 from tidebox.model.launch import encode_program, plan_code
 from tidebox.runtime.base import Box, BoxSpec, Command
 from tidebox.runtime.native.runtime import NativeRuntime
+from tidebox.runtime.native.spawner import Spawner
 
 _SPEC = BoxSpec(single=True)
 
@@ -107,13 +109,22 @@ async def test_many_at_once_and_some_that_nobody_waits_for(runtime: NativeRuntim
     await asyncio.gather(*(one(number) for number in range(20)), *(left(number) for number in range(10)))
 
 
-async def test_usage_is_counted_although_nobody_waited_for_the_first_box(runtime: NativeRuntime) -> None:
+async def test_usage_is_counted_although_nobody_waited_for_the_first_box(
+    runtime: NativeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not is_root():
         pytest.skip("needs a cgroup, which an ordinary user has only where one is delegated")
-    await runtime.probe()
+    asked = asyncio.Event()
+    send = Spawner.send
+
+    def noting(spawner: Spawner, operation: str, **fields: Any) -> asyncio.Future[Any]:
+        if operation == "open":
+            asked.set()
+        return send(spawner, operation, **fields)
+
+    monkeypatch.setattr(Spawner, "send", noting)
     opening = asyncio.ensure_future(runtime.open(_SPEC))
-    for _ in range(3):
-        await asyncio.sleep(0)  # until it is asked for
+    await asked.wait()
     opening.cancel()
     await asyncio.wait([opening])
     assert opening.cancelled()

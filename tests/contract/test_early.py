@@ -114,20 +114,25 @@ async def test_usage_is_counted_although_nobody_waited_for_the_first_box(
 ) -> None:
     if not is_root():
         pytest.skip("needs a cgroup, which an ordinary user has only where one is delegated")
-    asked = asyncio.Event()
+    asked: asyncio.Future[Spawner] = asyncio.get_running_loop().create_future()
     send = Spawner.send
 
     def noting(spawner: Spawner, operation: str, **fields: Any) -> asyncio.Future[Any]:
-        if operation == "open":
-            asked.set()
+        if operation == "open" and not asked.done():
+            asked.set_result(spawner)
         return send(spawner, operation, **fields)
 
     monkeypatch.setattr(Spawner, "send", noting)
     opening = asyncio.ensure_future(runtime.open(_SPEC))
-    await asked.wait()
+    spawner = await asked
     opening.cancel()
     await asyncio.wait([opening])
     assert opening.cancelled()
+    for _ in range(1000):
+        if not spawner.busy:
+            break
+        await asyncio.sleep(0.01)
+    assert not spawner.busy
     box = await runtime.open(_SPEC, first=_order(runtime), first_input=block("print(1)"))
     usage = await box.usage()
     assert usage.cpu_seconds is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import pwd
@@ -215,3 +216,29 @@ def descendants(pid: int) -> list[int]:
 def is_root() -> bool:
     """Whether this leg of the suite has root."""
     return os.geteuid() == 0
+
+
+def init_of(pid: int) -> int:
+    """The init of the box that ``pid`` is in."""
+    namespace = os.readlink(f"/proc/{pid}/ns/pid")
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.readlink(entry / "ns/pid") == namespace and _pids(entry)[-1] == 1:
+                return int(entry.name)
+        except OSError:
+            continue
+    raise AssertionError(f"nothing is the init of {pid}")
+
+
+def in_boxes(spawner: int) -> list[int]:
+    """Every process of the boxes of ``spawner``: in the innermost pid namespaces there are."""
+    depths = {}
+    for pid in descendants(spawner):
+        with contextlib.suppress(OSError):
+            depths[pid] = len(_pids(Path(f"/proc/{pid}")))
+    return [pid for pid, depth in depths.items() if depth == max(depths.values())]
+
+
+def _pids(entry: Path) -> list[int]:
+    """The pid of a process in each of its namespaces, its own the last."""
+    return [int(number) for number in (entry / "status").read_text().partition("NSpid:")[2].partition("\n")[0].split()]

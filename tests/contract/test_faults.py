@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.boxes import BoxRunner, cgroups_of, descendants, is_root, start_runner, stop_runner
+from tests.boxes import BoxRunner, cgroups_of, descendants, in_boxes, init_of, is_root, start_runner, stop_runner
 from tidebox.embedded import run_on
 from tidebox.errors import BoxGone
 
@@ -95,9 +95,13 @@ def test_a_killed_spawner_takes_its_boxes_along_and_is_replaced(runner: BoxRunne
     wait_until(lambda: not cgroups_of(spawner), "cgroups of the killed spawner were not swept")
 
 
-def test_a_killed_template_takes_its_boxes_along_and_is_replaced(runner: BoxRunner) -> None:
+@pytest.mark.parametrize("which", range(3 if is_root() else 2))
+def test_a_killed_template_takes_its_boxes_along_and_is_replaced(runner: BoxRunner, which: int) -> None:
     run, spawner, processes = start_sleeper(runner)
-    os.kill(processes[0], signal.SIGKILL)
+    # As root what built the root of its boxes, which stays as its parent; the template; the maker of hulls.
+    template = sorted(set(processes) - set(in_boxes(spawner)))
+    assert len(template) == (3 if is_root() else 2)
+    os.kill(template[which], signal.SIGKILL)
     wait_until(lambda: not alive(processes), "processes of boxes outlived their template")
     with pytest.raises(BoxGone):
         run.result(timeout=50)
@@ -105,12 +109,12 @@ def test_a_killed_template_takes_its_boxes_along_and_is_replaced(runner: BoxRunn
     assert runner.engine.runtime.spawner_pid() == spawner
 
 
-def test_a_killed_agent_takes_its_box_along(runner: BoxRunner) -> None:
+def test_a_killed_init_takes_its_box_along(runner: BoxRunner) -> None:
     run, _, processes = start_sleeper(runner)
     (sleeper,) = [pid for pid in processes if command_lines([pid]) == [b"sleep\x00600\x00"]]
     status = Path(f"/proc/{sleeper}/status").read_text()
     program = int(status.partition("PPid:\t")[2].split()[0])
-    init = int(Path(f"/proc/{program}/status").read_text().partition("PPid:\t")[2].split()[0])
+    init = init_of(sleeper)
     os.kill(init, signal.SIGKILL)
     wait_until(lambda: not alive([sleeper, program, init]), "processes outlived the init of their box")
     with pytest.raises(BoxGone):
@@ -123,8 +127,7 @@ def test_a_crashed_parked_cell_is_replaced_quietly(runner: BoxRunner) -> None:
     runner.submit(runner.engine.pool.filled()).result(timeout=50)
     spawner = runner.engine.runtime.spawner_pid()
     assert spawner is not None
-    template = descendants(spawner)[0]
-    parked = descendants(template)
+    parked = in_boxes(spawner)
     killed = time.monotonic()
     for pid in parked:
         # What an init leaves behind goes with it.

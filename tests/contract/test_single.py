@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.boxes import is_root
+from tests.boxes import init_of, is_root
 from tests.contract.test_runtime import collect, output
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
@@ -146,18 +146,18 @@ async def test_the_end_of_init_ends_the_program(box: Box) -> None:
     box.on_gone(gone.set)
     async with asyncio.timeout(20):
         program_pid = await asyncio.to_thread(_await_process, ["sleep", seconds])
-        os.kill(_parent(program_pid), signal.SIGKILL)
+        os.kill(init_of(program_pid), signal.SIGKILL)
         with pytest.raises(BoxGone):
             await anext(events)
         await gone.wait()
 
 
-def _await_process(argv: list[str]) -> str:
+def _await_process(argv: list[str]) -> int:
     wanted = b"".join(argument.encode() + b"\0" for argument in argv)
     for _ in range(1000):
         for pid in filter(str.isdigit, os.listdir("/proc")):
             if _command(pid) == wanted:
-                return pid
+                return int(pid)
         time.sleep(0.01)
     raise AssertionError(f"nothing runs {argv}")
 
@@ -167,7 +167,3 @@ def _command(pid: str) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def _parent(pid: str) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.boxes import descendants, is_root
+from tests.boxes import in_boxes, init_of, is_root
 from tests.contract.test_leaves import run
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
@@ -48,8 +48,7 @@ async def spawner_and_box(tmp_path: Path) -> AsyncIterator[tuple[int, Box]]:
 
 def _spares(spawner: int) -> list[int]:
     """What is below the only init: with no program under way that is what waits for one."""
-    (init,) = (pid for pid in descendants(spawner) if _parent(_parent(pid)) == spawner)
-    return descendants(init)
+    return [pid for pid in in_boxes(spawner) if init_of(pid) != pid]
 
 
 def _await_spare(spawner: int) -> int:
@@ -71,10 +70,6 @@ def _await_end(pid: int) -> None:
 
 def _command(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def test_there_is_one_after_the_first_program_and_it_becomes_the_next(spawner_and_box: tuple[int, Box]) -> None:

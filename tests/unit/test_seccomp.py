@@ -144,11 +144,11 @@ def test_clone_makes_processes_and_threads(machine: str) -> None:
 
 @pytest.mark.parametrize(
     "flag",
-    [0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000],
-    ids=["mount", "cgroup", "uts", "ipc", "user", "pid", "net"],
+    [0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x00008000],
+    ids=["mount", "cgroup", "uts", "ipc", "user", "pid", "net", "parent"],
 )
 @machines
-def test_clone_makes_no_namespace(machine: str, flag: int) -> None:
+def test_clone_makes_no_namespace_and_no_sibling(machine: str, flag: int) -> None:
     assert answer(machine, "clone", flag) == EPERM
     assert answer(machine, "clone", flag | 17) == EPERM
     # The kernel looks at the lower half only, so a high bit must not hide the flag.

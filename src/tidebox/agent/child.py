@@ -114,27 +114,23 @@ def changed_signals() -> list[int]:
     return [number for number in range(1, _signal.NSIG) if _signal.getsignal(number) not in unchanged]
 
 
-def part(signals: Sequence[int]) -> None:
+def part(signals: Sequence[int], for_builtin: bool = False) -> None:
     """Take the handlers of the agent's signals out of a child, and the child out of the agent's session."""
     _signal.set_wakeup_fd(-1)
     for number in signals:
-        _signal.signal(number, _signal.SIG_DFL)
+        # A builtin is a Python again, and has those as Python has them.
+        if not (for_builtin and number in _PYTHONS_OWN):
+            _signal.signal(number, _signal.SIG_DFL)
     os.setsid()
 
 
-def become(
-    start: Start, setup: Setup, status: int, signals: Sequence[int], gate: Callable[[], None] | None = None
-) -> NoReturn:
-    """Runs in the child; reports a failing step through ``status`` and exits.
-
-    In a box that does not stand yet, ``gate`` is called as soon as there is nothing more to be done before it does.
-    """
+def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> NoReturn:
+    """Runs in the child; reports a failing step through ``status`` and exits."""
     step = STEP_PROCESS
     try:
         builtin = find_builtin(start.argv[0], setup.builtins)
         if not start.apart:
-            # A builtin is a Python again, and has those as Python has them.
-            part(signals if builtin is None else [number for number in signals if number not in _PYTHONS_OWN])
+            part(signals, builtin is not None)
         if start.tty:
             pty.take_control(start.stdio[0])
         # The agent's own 0, 1 and 2 are open, so none of these is below 3 and none is overwritten before it is copied.
@@ -145,10 +141,6 @@ def become(
         step = STEP_RLIMIT
         for number, soft, hard in start.rlimits:
             resource.setrlimit(number, (soft, hard))
-        if gate is not None:
-            step = STEP_CONFINE
-            setup.load_filter()
-            gate()
         step = STEP_USER
         _change_user(start.user)
         step = STEP_CWD
@@ -156,7 +148,7 @@ def become(
         os.umask(0o022)
         step = STEP_CONFINE
         setup.confine()
-        if gate is None and not start.apart:
+        if not start.apart:
             setup.load_filter()
         if setup.oom_score_fd is not None:
             # Only now: before, the process is as undumpable as init, and then its /proc files are not its own.

@@ -21,8 +21,8 @@ _SWEEP_TRIES = 200
 _SWEEP_PAUSE_SECONDS = 0.005
 _ENABLE_TRIES = 20
 _CLEAN_BYTES = 1 << 20
-# Of a box: its init, and its program.
-_FEWEST_PROCESSES = 2
+# Of a box: its program.
+_FEWEST_PROCESSES = 1
 
 
 class CgroupError(Exception):

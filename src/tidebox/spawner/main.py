@@ -12,7 +12,7 @@ import errno
 import os
 import select
 
-from tidebox.spawner import cgroups, channel, syscalls, template
+from tidebox.spawner import cgroups, channel, ids, syscalls, template
 from tidebox.spawner.steps import StepFailed
 
 TYPE_CHECKING = False
@@ -55,7 +55,7 @@ class Spawner:
         self._box_number = 0
         self._closing: list[tuple[cgroups.Leaf, int | None]] = []
         self._retry_pause = _RETRY_SECONDS
-        self._uid_base = _FIRST_UID_BLOCK + os.getpid() % _UID_BLOCKS * template.UID_BLOCK if os.getuid() == 0 else None
+        self._uid_base = _FIRST_UID_BLOCK + os.getpid() % _UID_BLOCKS * ids.UID_BLOCK if os.getuid() == 0 else None
         self._cgroups: cgroups.Cgroups | None = None
         self._cgroup_problem: str | None = None
         self._told_files = False
@@ -159,13 +159,15 @@ class Spawner:
     def _template(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         name = message["name"]
         if name not in self._templates:
-            made = template.start(message["plan"], self._uid_base, message["agent"])
-            if self._cgroups is not None:
-                self._cgroups.adopt_template(made.pid, self._uid_base)
+            made = template.start(message["plan"], self._uid_base, message["agent"], self._adopt)
             self._templates[name] = made
             self._names[made.sock.fileno()] = name
             self._epoll.register(made.sock.fileno(), select.EPOLLIN)
         return {}
+
+    def _adopt(self, pid: int) -> None:
+        if self._cgroups is not None:
+            self._cgroups.adopt_template(pid, self._uid_base)
 
     def _shape(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         name = message["template"]
@@ -189,7 +191,7 @@ class Spawner:
                 self._usual_limits = message["limits"]
                 leaf.limit(**self._usual_limits)
                 if message["leaves"]:
-                    owner = os.getuid() if self._uid_base is None else self._uid_base + template.agent_id(number)
+                    owner = os.getuid() if self._uid_base is None else self._uid_base + ids.agent_id(number)
                     delegated = leaf.delegate(owner)
                 attach = leaf.attach_descriptors()
             except OSError:
@@ -202,11 +204,10 @@ class Spawner:
             "shape": message["shape"],
             "cgroup": self._cgroups.version if leaf is not None and self._cgroups is not None else 0,
             "leaves": len(delegated),
-            "first": message["first"],
         }
         if self._uid_base is not None:
             # A program that opens /dev/stdout anew is let in by the owner of the pipe.
-            user = self._uid_base + template.agent_id(number) + 1
+            user = self._uid_base + ids.agent_id(number) + 1
             for descriptor in descriptors[1:]:
                 os.fchown(descriptor, user, user)
         channel.send_order(self._templates[name].sock, order, (*descriptors, *attach, *delegated))

@@ -24,6 +24,8 @@ _mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_u
 _prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
 _MACHINE = os.uname().machine
 
+CLONE_VM = 0x00000100
+CLONE_FILES = 0x00000400
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -129,6 +131,26 @@ def clone(flags: int, cgroup: int | None = None) -> tuple[int, int]:
     _after_fork_parent()
     if pid < 0:
         raise OSError(code, os.strerror(code), "clone3")
+    return pid, pidfd.value
+
+
+_clone = _libc.clone
+_clone.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
+# All sleepers stand on the same few bytes: each writes there what the others wrote, and none ever comes back to read.
+_STACK_SIZE = 4096
+_stack = ctypes.create_string_buffer(_STACK_SIZE + 16)
+_stack_top = (ctypes.addressof(_stack) + _STACK_SIZE) & ~15
+
+
+def clone_sleeper(flags: int) -> tuple[int, int]:
+    """A process with ``flags`` that sleeps until it is killed: (pid, pidfd).
+
+    It lives in the memory of this one, with its descriptors, and so costs next to nothing.
+    """
+    pidfd = ctypes.c_int(-1)
+    flags |= CLONE_VM | CLONE_FILES | CLONE_PIDFD | _SIGCHLD
+    pid = _check(_clone(_pause, _stack_top, flags, None, ctypes.byref(pidfd)), "clone")
     return pid, pidfd.value
 
 

@@ -11,33 +11,26 @@ import _signal  # type: ignore[import-not-found]
 import _socket
 import gc
 import os
+import resource
 import select
 import sys
 
-from tidebox.spawner import channel, processors, steps, warm
+from tidebox.spawner import channel, ids, steps, warm
 from tidebox.spawner import syscalls as sys_
-from tidebox.spawner.box import BoxOrder, Shape, load_agent, run_box
+from tidebox.spawner.box import AgentBoxes
+from tidebox.spawner.orders import BoxOrder, Shape
+from tidebox.spawner.single import SingleBoxes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, Callable, NoReturn
+
+    from tidebox.agent.main import Agent
+    from tidebox.agent.setup import Setup
+
+    MakeAgent = Callable[[Setup, dict[str, Any]], Agent]
 
 _OUTER = sys_.CLONE_NEWNS | sys_.CLONE_NEWPID | sys_.CLONE_NEWNET | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
-_INNER = sys_.CLONE_NEWUSER | sys_.CLONE_NEWNS | sys_.CLONE_NEWPID | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
-# A network namespace costs as much as everything else of a box together: this many are kept ready, each for one box.
-_SPARE_NETWORKS = 4
-# What was used is made anew when the box that needed it has had the processors for itself, unless boxes come so fast
-# that few are left.
-_BREATH_SECONDS = 0.02
-_FEWEST_NETWORKS = 2
-UID_BLOCK = 65536
-_AGENT_UID, USER_UID = 0, 1000
-_LOOPBACK = steps.prepare([["loopback"]])
-
-
-def agent_id(number: int) -> int:
-    """The id, in the template's namespace, of the agent of box ``number``; user code has the one after it."""
-    return 1 + 2 * (number % (UID_BLOCK // 2 - 1))
 
 
 class Template:
@@ -59,22 +52,10 @@ class Template:
         os.close(self.pidfd)
 
 
-def _map_ids(pid: int, uid_map: str, gid_map: str, deny_setgroups: bool) -> None:
-    names = [("uid_map", uid_map), ("gid_map", gid_map)]
-    if deny_setgroups:
-        names.insert(0, ("setgroups", "deny"))
-    for name, value in names:
-        fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, value.encode())
-        finally:
-            os.close(fd)
-
-
-def start(plan: list[list[Any]], uid_base: int | None, agent: bool) -> Template:
+def start(plan: list[list[Any]], uid_base: int | None, agent: bool, adopt: Callable[[int], None]) -> Template:
     """Fork a template that executes ``plan``, whose boxes have an ``agent`` or are for single programs.
 
-    ``uid_base`` is the first uid of its block, None without root.
+    ``uid_base`` is the first uid of its block, None without root; ``adopt`` is told its pid before it does anything.
     """
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     flags = _OUTER if uid_base is not None else _OUTER | sys_.CLONE_NEWUSER
@@ -85,48 +66,45 @@ def start(plan: list[list[Any]], uid_base: int | None, agent: bool) -> Template:
     theirs.close()
     template = Template(pid, pidfd, ours)
     try:
-        _introduce(template, uid_base)
+        if uid_base is None:
+            _map(pid, f"0 {os.getuid()} 1\n", f"0 {os.getgid()} 1\n", deny_setgroups=True)
+        adopt(pid)
+        channel.send_order(ours, {})
+        _await_ready(template)
     except BaseException:
         template.close()
         raise
     return template
 
 
-def _introduce(template: Template, uid_base: int | None) -> None:
-    """Map the new user namespace's ids when the template asks, then wait until it is ready."""
-    while True:
-        received = channel.receive(template.sock)
-        if received is None:
-            raise steps.StepFailed("template", OSError(0, "died while it was set up"))
-        message = received[0]
-        if "failed" in message:
-            raise steps.StepFailed(str(message["failed"]), OSError(int(message["errno"]), str(message["text"])))
-        if "map" not in message:
-            return
-        try:
-            if uid_base is not None:
-                block = f"0 {uid_base} {UID_BLOCK}\n"
-                _map_ids(template.pid, block, block, deny_setgroups=False)
-            else:
-                _map_ids(template.pid, f"0 {os.getuid()} 1\n", f"0 {os.getgid()} 1\n", deny_setgroups=True)
-        except OSError as error:
-            raise steps.StepFailed("map user ids", error) from error
-        channel.send_order(template.sock, {})
+def _map(pid: int, user_ids: str, group_ids: str, deny_setgroups: bool) -> None:
+    try:
+        ids.write_map(pid, user_ids, group_ids, deny_setgroups)
+    except OSError as error:
+        raise steps.StepFailed("map user ids", error) from error
+
+
+def _await_ready(template: Template) -> None:
+    received = channel.receive(template.sock)
+    if received is None:
+        raise steps.StepFailed("template", OSError(0, "died while it was set up"))
+    message = received[0]
+    if "failed" in message:
+        raise steps.StepFailed(str(message["failed"]), OSError(int(message["errno"]), str(message["text"])))
 
 
 def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None, agent: bool) -> NoReturn:
     status = 1
     complaints = 2
     try:
-        if agent:
-            load_agent()
+        make_agent = _load_agent() if agent else None
         _build(sock, plan, uid_base)
         complaints = _stand_like_an_init()
         gc.collect()
         gc.freeze()
         gc.disable()
         channel.send(sock, {"ready": True})
-        _serve(sock, uid_base is not None)
+        _serve(sock, uid_base is not None, make_agent)
         status = 0
     except steps.StepFailed as error:
         channel.send(sock, {"failed": error.step, "errno": error.errno, "text": os.strerror(error.errno)})
@@ -137,31 +115,60 @@ def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None, age
         os._exit(status)
 
 
+def _load_agent() -> MakeAgent:
+    """Later, on the root of an image, nothing can be imported any more; and boxes without an agent do without it."""
+    from tidebox.spawner import agents
+
+    return agents.make_agent
+
+
 def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) -> None:
     keep = sock.fileno()
     os.closerange(3, keep)
     os.closerange(keep + 1, 65536)
+    if channel.receive_order(sock) is None:
+        os._exit(1)
+    sys_.prctl(sys_.PR_SET_PDEATHSIG, 9)
     if uid_base is None:
-        _become_mapped_root(sock)
+        _become_mapped_root()
     steps.execute(plan)
     if uid_base is not None:
-        # Entered only now: as a user without rights on the machine it could not have reached every directory of the
-        # plan.
-        try:
-            sys_.unshare(sys_.CLONE_NEWUSER)
-        except OSError as error:
-            raise steps.StepFailed("user namespace", error) from error
-        _become_mapped_root(sock)
+        # Only now: as a user without rights on the machine it could not have reached every directory of the plan.
+        _descend(sock, uid_base)
+        _become_mapped_root()
+        steps.execute([["proc", "/proc", ""]])
     # The change of identity made the process undumpable, and then the id maps of its children could not be written.
     sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
-    sys_.prctl(sys_.PR_SET_PDEATHSIG, 9)
     warm.stand_by()
+
+
+def _descend(sock: _socket.socket, uid_base: int) -> None:
+    """Go on in a child that has no power on the machine, but all over its own namespaces; this process dies with it."""
+    gate, gate_write = os.pipe()
+    try:
+        pid, _ = sys_.clone(sys_.CLONE_NEWUSER | sys_.CLONE_NEWPID | sys_.CLONE_NEWNS)
+    except OSError as error:
+        raise steps.StepFailed("user namespace", error) from error
+    if pid:
+        block = f"0 {uid_base} {ids.UID_BLOCK}\n"
+        _map(pid, block, block, deny_setgroups=False)
+        os.write(gate_write, b"+")
+        sock.close()
+        os.waitpid(pid, 0)
+        os._exit(1)
+    os.close(gate_write)
+    if not os.read(gate, 1):
+        os._exit(1)
+    os.close(gate)
 
 
 def _stand_like_an_init() -> int:
     """Do here, once, what every init of a box needs; where this process itself can still complain."""
     complaints = os.dup(2)
     os.umask(0o022)
+    # It holds a few descriptors of every box there is.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Python's own handler would turn a signal from inside a box into an exception in its init.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -171,10 +178,7 @@ def _stand_like_an_init() -> int:
     return complaints
 
 
-def _become_mapped_root(sock: _socket.socket) -> None:
-    channel.send(sock, {"map": True})
-    if channel.receive_order(sock) is None:
-        os._exit(1)
+def _become_mapped_root() -> None:
     try:
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
@@ -182,76 +186,31 @@ def _become_mapped_root(sock: _socket.socket) -> None:
         raise steps.StepFailed("become root of the user namespace", error) from error
 
 
-def _serve(sock: _socket.socket, two_ids: bool) -> None:
-    """Clone a box per request and reap the dead ones, until the spawner is gone."""
+def _serve(sock: _socket.socket, two_ids: bool, make_agent: MakeAgent | None) -> None:
+    """Make a box per order, and see to those there are, until the spawner is gone."""
     epoll = select.epoll()
     epoll.register(sock.fileno(), select.EPOLLIN)
-    networks: list[int] = []
+    boxes = SingleBoxes(sock, epoll, two_ids) if make_agent is None else AgentBoxes(sock, epoll, two_ids)
     shapes: dict[str, Shape] = {}
     while True:
-        events = epoll.poll(_patience(len(networks)))
+        events = epoll.poll(boxes.patience)
         if not events:
-            networks.append(_new_network())
+            boxes.prepare()
         for fd, _ in events:
             if fd != sock.fileno():
-                os.waitid(os.P_PIDFD, fd, os.WEXITED)
-                # Closing is not enough: a clone may still hold a copy, and epoll would go on reporting a number that
-                # means another file by then.
-                epoll.unregister(fd)
-                os.close(fd)
+                boxes.handle(fd)
                 continue
             received = channel.receive_order(sock)
             if received is None:
                 return
             message, descriptors = received
             if "define" in message:
-                shapes[message["define"]] = Shape(message)
+                shapes[message["define"]] = Shape(message, make_agent)
                 continue
             order = BoxOrder(message, descriptors, shapes[message["shape"]])
-            network = networks.pop() if networks else _new_network()
-            pidfd = _clone_box(sock, order, network, two_ids)
-            for descriptor in (*order.descriptors, network):
-                os.close(descriptor)
-            if pidfd is not None:
-                epoll.register(pidfd, select.EPOLLIN)
-
-
-def _patience(networks: int) -> float | None:
-    """How long to wait for the next order before another network is made."""
-    if networks >= _SPARE_NETWORKS:
-        return None
-    return _BREATH_SECONDS if networks >= _FEWEST_NETWORKS else 0.0
-
-
-def _new_network() -> int:
-    """A network namespace with nothing but ``lo``; the box that gets it has no power over it, not even as its root."""
-    sys_.unshare(sys_.CLONE_NEWNET)
-    steps.run(_LOOPBACK)
-    return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _clone_box(sock: _socket.socket, order: BoxOrder, network: int, two_ids: bool) -> int | None:
-    gate_read, gate_write = os.pipe()
-    try:
-        # The clone inherits the network this process stands in.
-        sys_.enter_namespace(network, sys_.CLONE_NEWNET)
-        pid, pidfd = sys_.clone(_INNER, order.cgroup_directory)
-        if pid == 0:
-            run_box(sock, order, gate_read, two_ids)
-        if order.first:
-            processors.spread(pid)
-        if two_ids:
-            agent = agent_id(order.number)
-            ids = f"{_AGENT_UID} {agent} 1\n{USER_UID} {agent + 1} 1\n"
-        else:
-            ids = f"{USER_UID} 0 1\n"
-        _map_ids(pid, ids, ids, deny_setgroups=not two_ids)
-        os.write(gate_write, b"+")
-        return pidfd
-    except OSError as error:
-        # The child, if there is one, finds the gate closed and goes away by itself.
-        channel.send(sock, {"box": order.box, "failed": "clone", "errno": error.errno or 0, "text": str(error)})
-        return None
-    finally:
-        os.close(gate_read)
-        os.close(gate_write)
+            try:
+                boxes.open(order)
+            except OSError as error:
+                channel.send(sock, {"box": order.box, "failed": "clone", "errno": error.errno or 0, "text": str(error)})
+                for descriptor in descriptors:
+                    os.close(descriptor)

@@ -65,7 +65,6 @@ class Baseline:
 
 _baseline: Baseline
 _standing_by = False
-_is_ready = False
 
 
 def capture(modules: Iterable[str], path: Iterable[str]) -> None:
@@ -78,7 +77,7 @@ def park(args: list[str]) -> NoReturn:
     """Become a bare interpreter, wait for a program on descriptor 0, be that program, and end as it ends."""
     try:
         try:
-            get_ready()
+            _get_ready()
             if AT_ONCE not in args:
                 _rehearse()
                 _open_the_stage()
@@ -95,12 +94,8 @@ def park(args: list[str]) -> NoReturn:
         _exit(NOT_EXECUTABLE)
 
 
-def get_ready() -> None:
-    """Become a bare interpreter; the part of ``park`` that needs nothing of the box the process is in."""
-    global _is_ready
-    if _is_ready:
-        return
-    _is_ready = True
+def _get_ready() -> None:
+    """Become a bare interpreter."""
     _plain_signals()
     if not _standing_by:
         _standard_streams()

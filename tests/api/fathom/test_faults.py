@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from tests.api.conftest import RunningServer
 from tests.api.fathom.client import Client, connected
 from tests.api.fathom.conftest import assert_idle
-from tests.boxes import count_leaves, descendants
+from tests.boxes import count_leaves, descendants, init_of
 
 StartServer = Callable[..., RunningServer]
 
@@ -28,11 +28,11 @@ def sleeper(seconds: int) -> str:
 
 
 async def pids_of(server: RunningServer, seconds: int) -> list[int]:
-    """The processes of the box in which a sleeper sleeps: the child, the program, the agent."""
+    """The processes of the box in which a sleeper sleeps: the child, the program, the init."""
     name = f"sleep\0{seconds}\0".encode()
     await until(lambda: name in map(command_line, descendants(server.pid)))
     (child,) = (pid for pid in descendants(server.pid) if command_line(pid) == name)
-    return [child, parent(child), parent(parent(child))]
+    return [child, parent(child), init_of(child)]
 
 
 def command_line(pid: int) -> bytes:
@@ -73,7 +73,7 @@ async def start_sleepers(client: Client, first: int, number: int) -> list[str]:
     return ids
 
 
-async def test_a_killed_agent_fails_its_execution_only(start_server: StartServer) -> None:
+async def test_a_killed_init_fails_its_execution_only(start_server: StartServer) -> None:
     server = start_server(rate_limit="off")
     async with connected(server) as client:
         victim, other = await start_sleepers(client, 7100, 2)

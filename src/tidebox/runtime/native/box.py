@@ -78,7 +78,8 @@ class NativeBox(Box):
     @property
     def gone(self) -> bool:
         # Boxes do not outlive their spawner, but a moment passes until the last of them is dead.
-        return self._dead.is_set() or self._spawner.gone.is_set()
+        # And one that died before it was told what to become never will be anything.
+        return self._dead.is_set() or self._spawner.gone.is_set() or (self._single is not None and self._single.lost)
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
@@ -100,17 +101,20 @@ class NativeBox(Box):
         if self._stopped:
             raise BoxGone("the box was stopped")
         if self._single is not None:
-            self._single.start(command)
+            await self._single.start(command)
             return self._single
         return self.link.open_exec(exec_request(command))
 
     async def adjust(self, limits: Limits) -> None:
         self._meter.reset()
         self._started = time.monotonic()
-        wanted = cgroup_limits(limits, shared=self._shared)
-        if wanted != cgroup_limits(self._limits, shared=self._shared):
+        wanted = self._cgroup_limits(limits)
+        if wanted != self._cgroup_limits(self._limits):
             await self._spawner.request("limit", box=self.id, limits=wanted)
         self._limits = limits
+
+    def _cgroup_limits(self, limits: Limits) -> dict[str, int]:
+        return cgroup_limits(limits, single=self._single is not None, shared=self._shared)
 
     async def freeze(self) -> None:
         await self._spawner.request("freeze", box=self.id, frozen=True)
@@ -123,8 +127,8 @@ class NativeBox(Box):
     async def stop(self) -> None:
         if self._dead.is_set():
             return
-        # Init alone forks nothing unasked: when the user's processes are gone there is nothing to kill.
-        if self._meter.only_init_left():
+        # What is ours forks nothing unasked: when the user's processes are gone there is nothing to kill.
+        if self._meter.empty():
             self._stopped = True
             return
         await self._kill()
@@ -185,17 +189,18 @@ class NativeBox(Box):
         await self._spawner.close_box(self.id, self._meter)
 
 
-def cgroup_limits(limits: Limits, *, shared: bool) -> dict[str, int]:
+def cgroup_limits(limits: Limits, *, single: bool, shared: bool) -> dict[str, int]:
     """The limits a cgroup keeps, as the spawner takes them.
 
-    Init comes on top of the user's processes; in a shared box also the child that its agent keeps ready. Files of a box
-    are memory. In a shared one they are written by the agent too, which must not die of a disk that is full: there is
-    room for all that its file systems take.
+    In a box with an agent that comes on top of the user's processes, and so does the child that it keeps ready in a
+    shared one. Files of a box are memory. In a shared one they are written by the agent too, which must not die of a
+    disk that is full: there is room for all that its file systems take.
     """
     files = sum(file_systems(limits)) if shared else 0
+    ours = 0 if single else 2 if shared else 1
     return {
         "memory": limits.memory + files,
-        "pids": limits.pids + (2 if shared else 1),
+        "pids": limits.pids + ours,
         "quota": max(int(limits.cpus * 100_000), 1000),
         "shares": limits.cpu_shares,
     }

@@ -1,4 +1,4 @@
-"""The program a single-use box was made for: its bytes come straight from it, only its end from init.
+"""The program a single-use box was made for: its bytes come straight from it, only its end from its template.
 
 One hop less in either direction is what makes a parked cell fast. The pipes are this process's own, the program holds
 their other ends and nothing else: what it does to them is done to itself.
@@ -7,6 +7,7 @@ their other ends and nothing else: what it does to them is done to itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import marshal
@@ -33,13 +34,14 @@ LOW_WATER = 1 << 18
 _DEFAULT_PIPE = 1 << 16
 # For programs that print much: they wait less often for each other, this process and the program.
 _LARGE_PIPE = 1 << 18
-# Each is one datagram.
 _LARGEST_ORDER = 1 << 16
+_ORDER_SIZE = Struct("=I")
 _LARGEST_REPORT = 4096
 _INT = Struct("i")
-# As init packs it.
-_REPORT = Struct("=Biqq")
-STEPS = ("", "process", "rlimit", "user", "cwd", "confine", "exec")
+# As the template packs an end, and a program that it could not begin (errno, then the step); they differ in size.
+_END = Struct("=iqq")
+_FAILURE = Struct("=i")
+STEPS = ("process", "rlimit", "user", "cwd", "confine", "exec")
 
 
 class _Stream:
@@ -55,7 +57,7 @@ class _Stream:
 
 
 class Report(NamedTuple):
-    """What init tells of the program's end: its wait status, or at which step and with which errno it did not begin."""
+    """How the program ended: its wait status, or at which step and with which errno it did not begin."""
 
     step: str
     number: int
@@ -64,18 +66,21 @@ class Report(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> Report | None:
-        """None for what no init of ours sends."""
-        if len(data) != _REPORT.size:
+        """None for what no box of ours sends."""
+        if len(data) == _END.size:
+            return cls("", *_END.unpack(data))
+        step = data[_FAILURE.size :].decode("latin-1")
+        if step not in STEPS:
             return None
-        step, number, cpu_us, max_rss = _REPORT.unpack(data)
-        return cls(STEPS[step], number, cpu_us, max_rss) if step < len(STEPS) else None
+        (number,) = _FAILURE.unpack_from(data)
+        return cls(step, number, 0, 0)
 
 
 class Ends:
     """What connects this process with a box: our ends, and ``theirs`` as the box takes them.
 
-    That is a socket to the agent; for a ``single`` program a socket to init, and the program's standard streams. All or
-    none: a process without a free descriptor opens no box and loses nothing.
+    That is a socket to the agent; for a ``single`` program one to its template, and the program's standard streams. All
+    or none: a process without a free descriptor opens no box and loses nothing.
     """
 
     def __init__(self, single: bool) -> None:
@@ -108,7 +113,7 @@ class Ends:
 
 
 def pack_order(command: Command) -> bytes:
-    """A program as init takes it; ExecFailed for one that needs an agent."""
+    """A program as a box takes it; ExecFailed for one that needs an agent."""
     argv = [argument.encode("utf-8", "surrogateescape") for argument in command.argv]
     env = {
         name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")
@@ -119,7 +124,7 @@ def pack_order(command: Command) -> bytes:
     )
     if command.tty is not None or len(data) > _LARGEST_ORDER:
         raise _not_single()
-    return data
+    return _ORDER_SIZE.pack(len(data)) + data
 
 
 def _not_single() -> errors.ExecFailed:
@@ -134,11 +139,11 @@ def _sockets(kind: int) -> tuple[int, int]:
 class PipedExec(Exec):
     """The handle of that program; also the iterator of its events."""
 
-    def __init__(self, ends: Ends, on_lost: Callable[[], None]) -> None:
-        """``on_lost`` is called when init is gone without a report."""
+    def __init__(self, ends: Ends, on_end: Callable[[], None]) -> None:
+        """``on_end`` is called when the process in the box is gone, whatever it was."""
         self.ended = False
         self.started = False
-        self._on_lost = on_lost
+        self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         control, self._stdin, stdout, stderr = ends.ours
         self._control = socket.socket(fileno=control)
@@ -147,28 +152,24 @@ class PipedExec(Exec):
         self._size = 0
         self._listening = False
         self._report: Report | None = None
-        self._lost = False
+        self.lost = False
         self._finished = False
         self._grace: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._command = ""
         self._loop.add_reader(control, self._on_report)
 
-    def start(self, command: Command, *, ordered: bool = False) -> None:
-        """Order the program, the only one that this box will have, unless it was ``ordered`` with the box."""
+    async def start(self, command: Command) -> None:
+        """Order the program, the only one that this box will have."""
         if self.started:
             raise _not_single()
-        if not ordered:
-            self._order(pack_order(command))
+        order = pack_order(command)
         self._command = command.argv[0]
         self.started = True
         self._events.append(Started(FIRST_PID))
-
-    def _order(self, data: bytes) -> None:
-        try:
-            self._control.send(data)
-        except OSError:
-            pass  # the box is dead already, which the other direction tells
+        # Before any other input. A box that does not take it is dead, which its control socket tells.
+        with contextlib.suppress(BrokenPipeError):
+            await self._feed(order)
 
     # Output
 
@@ -185,7 +186,7 @@ class PipedExec(Exec):
                 raise StopAsyncIteration
             if self._report is not None and not self._open_streams():
                 return self._last_event(self._report)
-            if self._lost:
+            if self.lost:
                 raise errors.BoxGone("the box is gone")
             self._listen()
             await self._changed()
@@ -205,9 +206,8 @@ class PipedExec(Exec):
         self._loop.remove_reader(self._control.fileno())
         self.ended = True
         self._report = Report.parse(data)
-        self._lost = self._report is None
-        if self._lost:
-            self._on_lost()
+        self.lost = self._report is None or not self.started
+        self._on_end()
         for stream in self._open_streams():
             self._read(stream)
         if self._open_streams():
@@ -305,18 +305,22 @@ class PipedExec(Exec):
 
     async def write(self, data: bytes) -> None:
         """Send input, waiting while the program does not read; dropped once it has closed its input or ended."""
+        try:
+            await self._feed(data)
+        except BrokenPipeError as error:
+            self._events.append(StdinRefused(f"{error.strerror} (os error {error.errno})"))
+            self._close_stdin()
+            self._wake()
+        if self.lost:
+            raise errors.BoxGone("the box is gone")
+
+    async def _feed(self, data: bytes) -> None:
         view = memoryview(data)
         while view and self._stdin >= 0 and not self.ended:
             try:
                 view = view[os.write(self._stdin, view) :]
             except BlockingIOError:
                 await self._writable()
-            except BrokenPipeError as error:
-                self._events.append(StdinRefused(f"{error.strerror} (os error {error.errno})"))
-                self._close_stdin()
-                self._wake()
-        if self._lost:
-            raise errors.BoxGone("the box is gone")
 
     async def _writable(self) -> None:
         """Wait until the program has read something, or anything else happened."""
@@ -342,7 +346,9 @@ class PipedExec(Exec):
     async def signal(self, number: int) -> None:
         """Signal the process group; nothing happens after the end."""
         if not self.ended:
-            self._order(marshal.dumps({"signal": int(number)}, ORDER_FORMAT))
+            # A box that is dead already tells so in the other direction.
+            with contextlib.suppress(OSError):
+                self._control.send(marshal.dumps({"signal": int(number)}, ORDER_FORMAT))
 
     async def resize(self, rows: int, columns: int) -> None:
         """It has no terminal."""

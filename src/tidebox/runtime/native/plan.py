@@ -159,35 +159,28 @@ def _devices() -> Plan:
     return plan
 
 
-def box_plan(facts: HostFacts, shape: BoxShape) -> tuple[Plan, Plan, Plan]:
-    """The steps that make a clone of a template a box of its own.
+def box_plan(facts: HostFacts, shape: BoxShape, single: bool) -> Plan:
+    """The steps that make a process in new namespaces of a template a box of its own.
 
-    What only its later processes inherit comes first, then what needs no user ids, then the rest, once ids are mapped.
+    Where it is to have a ``single`` program nobody needs a /proc that can be written to.
     """
-    inherited: Plan = [["cgroup_namespace"]]
-    before: Plan = [["hostname", HOSTNAME], ["proc", "/proc", "hidepid=2"]]
-    before.append(["cover", "/dev/null", ["/proc/" + name for name in facts.masked_files]])
-    before.append(["cover", "/.tidebox/empty", ["/proc/" + name for name in facts.masked_directories]])
     own = f"uid={USER_ID},gid={USER_ID}"
     attributes = ["nosuid", "nodev"] if shape.executable else ["nosuid", "nodev", "noexec"]
     half = max(shape.workspace_inodes // 2, 64)
-    after: Plan = [
-        [
-            "tmpfs",
-            WORKSPACE,
-            attributes,
-            f"{own},mode=0755,size={shape.workspace_bytes},nr_inodes={shape.workspace_inodes}",
-        ],
+    workspace = f"{own},mode=0755,size={shape.workspace_bytes},nr_inodes={shape.workspace_inodes}"
+    shared_memory = f"{own},mode=1777,size={shape.shm_bytes},nr_inodes={half}"
+    plan: Plan = [
+        ["cgroup_namespace"],
+        ["hostname", HOSTNAME],
+        ["proc", "/proc", "hidepid=2"],
+        ["cover", "/dev/null", ["/proc/" + name for name in facts.masked_files]],
+        ["cover", "/.tidebox/empty", ["/proc/" + name for name in facts.masked_directories]],
+        ["tmpfs", WORKSPACE, attributes, workspace],
         ["tmpfs", "/tmp", attributes, f"{own},mode=1777,size={shape.tmp_bytes},nr_inodes={half}"],
-        [
-            "tmpfs",
-            "/dev/shm",
-            ["nosuid", "nodev", "noexec"],
-            f"{own},mode=1777,size={shape.shm_bytes},nr_inodes={half}",
-        ],
+        ["tmpfs", "/dev/shm", ["nosuid", "nodev", "noexec"], shared_memory],
         ["devpts", "/dev/pts"],
     ]
-    return inherited, before, after
+    return [*plan, ["read_only", "/proc"]] if single else plan
 
 
 def contains(directories: tuple[str, ...], path: str) -> bool:

@@ -19,7 +19,7 @@ from tidebox.runtime.images import Image, ImageStore
 from tidebox.runtime.link import Link
 from tidebox.runtime.native import host, probe
 from tidebox.runtime.native.box import NativeBox, cgroup_limits, exec_request, file_systems
-from tidebox.runtime.native.piped import Ends, PipedExec, pack_order
+from tidebox.runtime.native.piped import Ends, PipedExec
 from tidebox.runtime.native.plan import WORKSPACE, BoxShape, box_plan, template_plan
 from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.relay import Relay
@@ -91,10 +91,6 @@ class NativeRuntime(Runtime):
         self._require_guarantees()
         shape = await self._define_shape(spawner, template, spec)
         name = f"b{next(self._numbers)}"
-        # Where somebody waits for it, and it is the only one, a program comes to life with its box. That is sooner, but
-        # takes more memory and more of the processors: too much for one that is parked, or where all are busy.
-        at_once = first is not None and first_input and spec.single and not spawner.busy
-        order = pack_order(first) if first is not None and at_once else b""
         ends = Ends(spec.single)
         # First of all: everything else is done while the box is made.
         try:
@@ -106,8 +102,7 @@ class NativeRuntime(Runtime):
                 shape=shape,
                 cgroup=bool(self._spawner_facts["cgroup"]),
                 leaves=spec.shared,
-                limits=cgroup_limits(spec.limits, shared=spec.shared),
-                first=order,
+                limits=cgroup_limits(spec.limits, single=spec.single, shared=spec.shared),
             )
         except BaseException:
             ends.close()
@@ -120,7 +115,7 @@ class NativeRuntime(Runtime):
         def give_up() -> None:
             spawner.give_up(answer, name)
 
-        # Nothing is waited for: init finds what it is to do when it comes to life.
+        # Nothing is waited for: the box finds what it is to do when it comes to life.
         if spec.single:
             single = PipedExec(ends, give_up)
         else:
@@ -128,7 +123,7 @@ class NativeRuntime(Runtime):
             link.on_lost = give_up
         try:
             if first is not None and single is not None:
-                single.start(first, ordered=bool(order))
+                await single.start(first)
                 started = single
             elif first is not None and link is not None:
                 started = link.open_exec(exec_request(first))
@@ -142,7 +137,7 @@ class NativeRuntime(Runtime):
             if link is not None:
                 await link.close()
             raise
-        meter = spawner.meter(message)
+        meter = spawner.meter(message, own_processes=0 if spec.single else 1)
         box = NativeBox(name, image.digest, spawner, link, single, pidfd, workspace, meter, spec.limits, spec.shared)
         box.first = started
         if spec.sandbox_id is not None and link is not None:
@@ -168,11 +163,8 @@ class NativeRuntime(Runtime):
                 shm_bytes=shm_bytes,
                 executable=spec.executable,
             )
-            inherited, before, after = box_plan(self._facts, shape)
             definition = {
-                "inherited": inherited,
-                "before": before,
-                "after": after,
+                "plan": box_plan(self._facts, shape, spec.single),
                 "generation": GENERATION,
                 "rlimits": self._rlimits(limits),
                 "cwd": WORKSPACE,

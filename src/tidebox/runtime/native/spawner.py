@@ -75,11 +75,6 @@ class Spawner:
         """The process started (the spawner itself, unless systemd-run stands in front of it for a moment)."""
         return self._process.pid
 
-    @property
-    def busy(self) -> bool:
-        """Whether it is asked for something already."""
-        return bool(self._pending)
-
     async def request(
         self, operation: str, *, descriptors: tuple[int, ...] = (), **fields: Any
     ) -> tuple[dict[str, Any], list[int]]:
@@ -171,9 +166,9 @@ class Spawner:
                 future.exception()  # whoever asked may be gone too
         self._pending.clear()
 
-    def meter(self, opened: Mapping[str, Any]) -> Meter:
-        """What counts the usage of a box that was opened."""
-        return Meter(self._leaves.open(opened.get("leaf")))
+    def meter(self, opened: Mapping[str, Any], own_processes: int) -> Meter:
+        """What counts the usage of a box that was opened, in whose cgroup so many processes are ours."""
+        return Meter(self._leaves.open(opened.get("leaf")), own_processes)
 
     async def close_box(self, box: str, meter: Meter) -> None:
         """Let a dead box's cgroup go, or be the next box's."""

@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-# The agent is in the box's cgroup too; it is not the user's.
-_INIT_PROCESSES = 1
 # Leaves whose counters stay open; each has five.
 _MOST_IDLE = 8
 
@@ -84,8 +82,10 @@ class Leaves:
 class Meter:
     """What one box uses; ``reset`` starts a new count of cpu and memory."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, own_processes: int) -> None:
+        """An agent is in the cgroup of its box too: that many of the processes there are not the user's."""
         self.counters = counters
+        self._own_processes = own_processes
         self._cpu_base = 0.0
         self._oom_base = 0
         # The leaf may have been another box's.
@@ -112,12 +112,12 @@ class Meter:
     def pids_peak(self) -> int | None:
         """The most processes and threads it ever had."""
         peak = self._number("pids")
-        return None if peak is None else max(peak - _INIT_PROCESSES, 0)
+        return None if peak is None else max(peak - self._own_processes, 0)
 
-    def only_init_left(self) -> bool:
+    def empty(self) -> bool:
         """Whether every process of the user is gone; False where that cannot be known."""
         now = self._number("now")
-        return now is not None and now <= _INIT_PROCESSES
+        return now is not None and now <= self._own_processes
 
     def oom_kills(self) -> int:
         """How many of its processes the kernel killed for memory."""

@@ -1,0 +1,109 @@
+"""Hulls: the namespaces of a box, held by an init that only sleeps.
+
+Such an init shares the memory and the descriptors of the process that made it, and so costs no copy of either. It
+never comes back from its one system call: there is no code for it to run, whatever happens in its box. What is left to
+it there the kernel takes away by itself, because its maker ignores the ends of children; so the maker must be a process
+that waits for none, and stands beside the template.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _socket
+import os
+import select
+
+from tidebox.spawner import channel, networks
+from tidebox.spawner import syscalls as sys_
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+JOINABLE = sys_.CLONE_NEWUSER | sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS | sys_.CLONE_NEWNET
+_MADE = sys_.CLONE_NEWUSER | sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS | sys_.CLONE_NEWPID
+# Of a process in /proc/<pid>/stat: the field, counted after the name, and the bit of it that says that it is leaving.
+_FLAGS_FIELD, _LEAVING = 6, 4
+
+
+class Hull:
+    """One of them, known by its init."""
+
+    __slots__ = ("pid", "pidfd")
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+
+    def sink(self) -> None:
+        """Kill it, and with it everything that is in it."""
+        try:
+            _signal.pidfd_send_signal(self.pidfd, _signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        os.close(self.pidfd)
+
+    def is_sinking(self) -> bool:
+        """Whether its init is about to end; to be asked while something in it has not been waited for."""
+        with open(f"/proc/{self.pid}/stat") as file:
+            return bool(int(file.read().rpartition(")")[2].split()[_FLAGS_FIELD]) & _LEAVING)
+
+
+class Hulls:
+    """The template's end of the process that makes them; ``maker`` is readable when that is dead."""
+
+    def __init__(self) -> None:
+        self._sock, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if not pid:
+            self._sock.close()
+            _make_hulls(theirs)
+        theirs.close()
+        self.maker = os.pidfd_open(pid)
+        self._poll = select.poll()
+        self._poll.register(self._sock.fileno(), select.POLLIN)
+        self._poll.register(self.maker, select.POLLIN)
+
+    def take(self) -> Hull:
+        """One that was never used."""
+        # The inits have the maker's descriptors too, and keep its end open when it is dead.
+        if any(fd == self.maker for fd, _ in self._poll.poll()):
+            raise MakerDied
+        received = channel.receive(self._sock)
+        assert received is not None
+        message, (pidfd,) = received
+        self._sock.send(b"+")
+        return Hull(message["pid"], pidfd)
+
+
+class MakerDied(Exception):
+    """There will be no more hulls."""
+
+
+def _make_hulls(sock: _socket.socket) -> NoReturn:
+    """Keep some ready, until the template is gone."""
+    status = 1
+    try:
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
+        ready = 0
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLIN)
+        while True:
+            pause = networks.patience(ready)
+            if not poll.poll(pause if pause is None else pause * 1000):
+                _make_hull(sock)
+                ready += 1
+            elif not sock.recv(1):
+                break
+            else:
+                ready -= 1
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _make_hull(sock: _socket.socket) -> None:
+    networks.enter_new()
+    pid, pidfd = sys_.clone_sleeper(_MADE)
+    channel.send(sock, {"pid": pid}, (pidfd,))
+    os.close(pidfd)

@@ -1,0 +1,58 @@
+"""Networks of boxes: nothing but ``lo``, and a box has no power over its own, not even as its root.
+
+One costs as much as everything else of a box together, so a few are kept ready, each for one box.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tidebox.spawner import steps
+from tidebox.spawner import syscalls as sys_
+
+SPARE = 4
+# What was used is made anew when the box that needed it has had the processors for itself, unless boxes come so fast
+# that few are left.
+_BREATH_SECONDS = 0.02
+_FEWEST = 2
+_LOOPBACK = steps.prepare([["loopback"]])
+
+
+def enter_new() -> None:
+    """Stand in a network that was never used; whatever is cloned inherits it."""
+    sys_.unshare(sys_.CLONE_NEWNET)
+    steps.run(_LOOPBACK)
+
+
+def patience(ready: int) -> float | None:
+    """How long to wait for something to do before another one is made where so many are ``ready``."""
+    if ready >= SPARE:
+        return None
+    return _BREATH_SECONDS if ready >= _FEWEST else 0.0
+
+
+class Networks:
+    """Some, kept ready."""
+
+    def __init__(self) -> None:
+        self._ready: list[int] = []
+
+    @property
+    def patience(self) -> float | None:
+        """How long to wait before ``add`` is called."""
+        return patience(len(self._ready))
+
+    def add(self) -> None:
+        """Make one more."""
+        enter_new()
+        self._ready.append(os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+
+    def enter(self) -> None:
+        """Stand in one that was never used."""
+        if not self._ready:
+            self.add()
+        network = self._ready.pop()
+        try:
+            sys_.enter_namespace(network, sys_.CLONE_NEWNET)
+        finally:
+            os.close(network)

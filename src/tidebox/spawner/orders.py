@@ -1,0 +1,74 @@
+"""What a template is told: the shapes of its boxes, then which to make."""
+
+from __future__ import annotations
+
+from tidebox.agent.setup import Setup
+from tidebox.spawner import channel, confine, ids, steps, warm
+from tidebox.spawner.single import Single
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    from tidebox.agent.main import Agent
+
+
+class Shape:
+    """What boxes of one kind have in common, told to the template once and decoded before they are cloned."""
+
+    def __init__(self, message: dict[str, Any], make_agent: Callable[[Setup, dict[str, Any]], Agent] | None) -> None:
+        """``make_agent`` is None in a template whose boxes have none."""
+        self.steps = steps.prepare(message["plan"])
+        self.setup = Setup(
+            sock=-1,
+            generation=message["generation"],
+            user=(ids.USER_UID, ids.USER_UID),
+            default_user_name="user",
+            confine=confine.confine_program,
+            load_filter=confine.load_filter,
+            builtins={"python": warm.park},
+        )
+        # Made here, once: a box inherits it and only adds its descriptors.
+        self.agent = None if make_agent is None else make_agent(self.setup, message)
+        self.single = Single(self.setup, message)
+
+
+class BoxOrder:
+    """What the spawner asks a template for.
+
+    Descriptors: the agent's socket, or the control socket and the standard streams of a single program; then the
+    cgroup's.
+    """
+
+    def __init__(self, message: dict[str, Any], descriptors: list[int], shape: Shape) -> None:
+        self.box: str = message["box"]
+        self.number: int = message["number"]
+        self.shape = shape
+        self.cgroup_version: int = message["cgroup"]
+        self.leaf_count: int = message["leaves"]
+        self.descriptors = descriptors
+        # Put into words by the template, which does it all the time: a box has to copy every page it touches.
+        self.announcement = channel.pack({"box": self.box})
+        self._fixed = 4 if shape.agent is None else 1
+
+    @property
+    def ends(self) -> list[int]:
+        """What connects the box with the server."""
+        return self.descriptors[: self._fixed]
+
+    @property
+    def attach(self) -> list[int]:
+        """What a v1 box writes itself into."""
+        return (
+            self.descriptors[self._fixed : len(self.descriptors) - self.leaf_count] if self.cgroup_version == 1 else []
+        )
+
+    @property
+    def cgroup_directory(self) -> int | None:
+        """The v2 leaf to be cloned into."""
+        return self.descriptors[self._fixed] if self.cgroup_version == 2 else None
+
+    @property
+    def leaf_directories(self) -> list[int]:
+        """The delegated directories for a leaf per exec; empty in a single-use box."""
+        return self.descriptors[len(self.descriptors) - self.leaf_count :] if self.leaf_count else []

@@ -1,0 +1,258 @@
+"""Boxes for one program: what most boxes are, made of as little as possible.
+
+Besides its hull, whose init only sleeps, such a box is one process: forked from the template into the namespaces of the
+hull, it sets the box up around itself, gives up every power, waits for its order on its standard input and becomes the
+program. Until then it runs nothing but our code, and by then it holds nothing but its streams.
+
+The template is the parent of all these programs. It tells how each ended, and passes signals on, through a socket per
+box that no program ever holds. It never sees an order: what is in its memory is in that of all later boxes.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import marshal
+import os
+import select
+from struct import Struct
+
+from tidebox.agent import child
+from tidebox.agent.users import User
+from tidebox.spawner import channel, confine, ids, steps
+from tidebox.spawner import syscalls as sys_
+from tidebox.spawner.hulls import JOINABLE, Hull, Hulls, MakerDied
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Sequence
+    from typing import Any, Callable, NoReturn
+
+    from tidebox.agent.setup import Setup
+    from tidebox.spawner.orders import BoxOrder
+
+# How a program ended: its wait status, cpu time, most memory. One that never began tells itself, as ``child`` does.
+_REPORT = Struct("=iqq")
+_ORDER_SIZE = Struct("=I")
+_LARGEST_SIGNAL = 4096
+
+
+class Single:
+    """What the programs of all boxes of one shape have unless their order says otherwise."""
+
+    def __init__(self, setup: Setup, message: dict[str, Any]) -> None:
+        self.setup = setup
+        self._env = {name.encode(): value.encode() for name, value in message["env"]}
+        self._rlimits = [child.rlimit(name, value, value) for name, value in message["rlimits"]]
+        self._user = User(ids.USER_UID, ids.USER_UID, None)
+
+    def await_order(self) -> child.Start | None:
+        """What to become, once somebody says so; None when nobody will."""
+        size = _read_all(0, _ORDER_SIZE.size)
+        data = _read_all(0, _ORDER_SIZE.unpack(size)[0]) if size else b""
+        if not data:
+            return None
+        # From the host, which may order anything.
+        program = marshal.loads(data)
+        rlimits = self._rlimits
+        if program["cpu"]:
+            rlimits = [*rlimits, child.rlimit("cpu", program["cpu"], program["cpu"] + 1)]
+        env = {**self._env, **program["env"]} if program["env"] else self._env
+        start = child.Start(program["argv"], env, program["cwd"], self._user, rlimits, False)
+        start.stdio = (0, 1, 2)
+        start.apart = True
+        return start
+
+
+def _read_all(fd: int, size: int) -> bytes:
+    """That many bytes, or none if the other side is gone before."""
+    data = b""
+    while len(data) < size:
+        piece = os.read(fd, size - len(data))
+        if not piece:
+            return b""
+        data += piece
+    return data
+
+
+class _Box:
+    """A box as its template knows it; -1 stands for what is over."""
+
+    __slots__ = ("control", "hull", "program", "pid")
+
+    def __init__(self, control: int, hull: Hull, pid: int, program: int) -> None:
+        self.control = control
+        self.hull = hull
+        self.pid = pid
+        self.program = program
+
+
+class SingleBoxes:
+    """The boxes of one template."""
+
+    def __init__(self, sock: _socket.socket, epoll: select.epoll, two_ids: bool) -> None:
+        self._sock = sock
+        self._epoll = epoll
+        self._two_ids = two_ids
+        self._hulls = Hulls()
+        self._watched: dict[int, Callable[[], None]] = {}
+        epoll.register(self._hulls.maker, select.EPOLLIN)
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._signals = child.changed_signals()
+
+    # Hulls are made without being asked for: there is nothing to prepare here.
+    patience = None
+
+    def prepare(self) -> None:
+        """Never called."""
+
+    def open(self, order: BoxOrder) -> None:
+        """Make a box; OSError if that fails."""
+        hull = self._take_hull(order.number)
+        try:
+            sys_.enter_namespace(hull.pidfd, sys_.CLONE_NEWPID)
+            try:
+                pid, program = sys_.clone(0, order.cgroup_directory)
+                if pid == 0:
+                    self._live(order, hull)
+            finally:
+                sys_.enter_namespace(self._own_pids, sys_.CLONE_NEWPID)
+        except OSError:
+            hull.sink()
+            raise
+        control, *others = order.descriptors
+        for descriptor in others:
+            os.close(descriptor)
+        box = _Box(control, hull, pid, program)
+        self._watch(program, lambda: self._on_end(box))
+        self._watch(control, lambda: self._on_control(box))
+
+    def _take_hull(self, number: int) -> Hull:
+        while True:
+            hull = self._hulls.take()
+            try:
+                ids.map_box(hull.pid, number, self._two_ids)
+                return hull
+            except FileNotFoundError:
+                hull.sink()  # somebody killed it while it waited
+            except OSError:
+                hull.sink()
+                raise
+
+    def handle(self, fd: int) -> None:
+        """Something happened to a watched descriptor."""
+        if fd == self._hulls.maker:
+            raise MakerDied
+        # Not there: another event of the same round made an end of it.
+        if fd in self._watched:
+            self._watched[fd]()
+
+    def _watch(self, fd: int, callback: Callable[[], None]) -> None:
+        self._watched[fd] = callback
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def _let_go(self, fd: int) -> int:
+        # Closing is not enough: a clone may still hold a copy, and epoll would go on reporting a number that means
+        # another file by then.
+        self._epoll.unregister(fd)
+        del self._watched[fd]
+        os.close(fd)
+        return -1
+
+    def _on_end(self, box: _Box) -> None:
+        """The program is dead: by itself, or because its init is."""
+        ended = os.waitid(os.P_PIDFD, box.program, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        by_init = ended.si_status == _signal.SIGKILL and ended.si_code != os.CLD_EXITED and box.hull.is_sinking()
+        _, status, usage = os.wait4(box.pid, 0)
+        box.program = self._let_go(box.program)
+        if by_init:
+            self._end(box)
+        elif box.control >= 0:
+            cpu_us = int((usage.ru_utime + usage.ru_stime) * 1_000_000)
+            try:
+                os.write(box.control, _REPORT.pack(status, cpu_us, usage.ru_maxrss * 1024))
+            except OSError:
+                pass  # the host is gone, which the socket tells next
+
+    def _on_control(self, box: _Box) -> None:
+        try:
+            order = os.read(box.control, _LARGEST_SIGNAL)
+        except OSError:
+            order = b""
+        if not order:
+            self._end(box)
+        elif box.program >= 0:
+            number = marshal.loads(order)["signal"]
+            try:
+                os.killpg(box.pid, number)
+            except ProcessLookupError:
+                os.kill(box.pid, number)  # it does not lead its group yet
+
+    def _end(self, box: _Box) -> None:
+        """Nobody wants it any more, or its init is dead."""
+        if box.control >= 0:
+            box.control = self._let_go(box.control)
+            box.hull.sink()
+
+    def _live(self, order: BoxOrder, hull: Hull) -> NoReturn:
+        """Runs in the process that becomes the program."""
+        try:
+            single = order.shape.single
+            control = _set_up(self._sock, order, hull, self._two_ids)
+            start = single.await_order()
+            if start is None:
+                os._exit(0)
+            child.part(self._signals, child.find_builtin(start.argv[0], single.setup.builtins) is not None)
+            child.become(start, single.setup, control, ())
+        except steps.StepFailed as error:
+            text = os.strerror(error.errno)
+            channel.send(self._sock, {"box": order.box, "failed": error.step, "errno": error.errno, "text": text})
+        finally:
+            os._exit(1)
+
+
+def _set_up(sock: _socket.socket, order: BoxOrder, hull: Hull, two_ids: bool) -> int:
+    """Make a box around this process, and of this process a powerless one; the socket to tell a failure through."""
+    control, *stdio = order.ends
+    _do("attach to the cgroup", _attach, order.attach)
+    _do("raise the OOM score", _raise_oom_score)
+    for target, fd in enumerate(stdio):
+        os.dup2(fd, target)
+    _do("enter the hull", sys_.enter_namespace, hull.pidfd, JOINABLE)
+    _do("become the user", _change_user, two_ids)
+    confine.bound(False)
+    steps.run(order.shape.steps)
+    workspace = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    confine.confine_program()
+    confine.load_filter()
+    channel.send_packed(sock, order.announcement, (hull.pidfd, workspace))
+    os.closerange(3, control)
+    os.closerange(control + 1, child.HIGHEST_DESCRIPTOR)
+    return control
+
+
+def _do(step: str, call: Callable[..., None], *arguments: Any) -> None:
+    try:
+        call(*arguments)
+    except OSError as error:
+        raise steps.StepFailed(step, error) from error
+
+
+def _attach(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.write(descriptor, b"0")
+
+
+def _raise_oom_score() -> None:
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    os.write(fd, child.OOM_SCORE)
+    os.close(fd)
+
+
+def _change_user(two_ids: bool) -> None:
+    """No power goes with the old identity: that is nobody in the new user namespace."""
+    if two_ids:
+        os.setgroups([ids.USER_UID])
+    os.setresgid(ids.USER_UID, ids.USER_UID, ids.USER_UID)
+    os.setresuid(ids.USER_UID, ids.USER_UID, ids.USER_UID)

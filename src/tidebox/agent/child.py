@@ -1,6 +1,6 @@
-"""A forked child on its way to its program: from a copy of init to a plain process of the user.
+"""A forked child on its way to its program: from a copy of an agent or a template to a plain process of the user.
 
-Nothing here may raise into the copied agent, and nothing of the agent may be left when the program starts: descriptors,
+Nothing here may raise into what was copied, and nothing of that may be left when the program starts: descriptors,
 signal dispositions, environment, identity.
 """
 

@@ -26,7 +26,7 @@ from tidebox.cli.figures import Effort, Row, Samples, Title
 from tidebox.cli.sandbox_measures import SandboxBench
 from tidebox.cli.service_measures import ServiceBench
 from tidebox.cli.socket_measures import SocketBench
-from tidebox.cli.yardsticks import BareProgram, YardstickFailed, bubblewrap, pipe_megabytes_per_second, pss_of_boxes
+from tidebox.cli.yardsticks import BareProgram, YardstickFailed, bubblewrap, pipe_megabytes_per_second, pss_of_cells
 from tidebox.config import Settings, load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.errors import TideboxError
@@ -162,7 +162,7 @@ class Bench:
         spawner = engine.runtime.spawner_pid()
         assert spawner is not None
         try:
-            sizes = [size / MIB for size in pss_of_boxes(spawner, occupied=True)]
+            sizes = [size / MIB for size in pss_of_cells(spawner)]
         except PermissionError:
             return replace(row, skipped="only root may read the memory of a box's processes")
         ours = Samples.of(sizes)

@@ -120,7 +120,7 @@ def _launch(request: Request, files: FilesIn) -> Launch:
         launch = plan_command([*interpreter, f"{WORKSPACE}/{name}", *arguments], env=env)
     if launch.program.mode != "exec":
         return launch
-    # No parked interpreter is of use here; started by the box's init, a missing program is told from one that fails.
+    # No parked interpreter is of use here; started in place of one, a missing program is told from one that fails.
     if launch.program.path:
         files.place(launch.program.path.removeprefix(WORKSPACE + "/"), launch.program.source)
     return replace(launch, cold=True)

@@ -86,22 +86,32 @@ def pipe_megabytes_per_second(size: int) -> float:
     return (total - counted_from) / seconds / 1e6
 
 
-def pss_of_boxes(spawner: int, *, occupied: bool = False) -> list[int]:
-    """The proportional memory in bytes of each box of a spawner, or of each with a program: init and all below it."""
+def pss_of_cells(spawner: int) -> list[int]:
+    """The proportional memory in bytes of each parked cell of a spawner: its process, and its part in its init's.
+
+    All inits share one address space with the process that makes them.
+    """
     children = _children()
-    templates = children.get(spawner, [])
-    inits = [init for template in templates for init in children.get(template, [])]
-    sizes = []
-    for init in inits:
-        if occupied and init not in children:
-            continue
-        family, todo = 0, [init]
-        while todo:
-            pid = todo.pop()
-            todo += children.get(pid, [])
-            family += pss(pid)
-        sizes.append(family)
-    return sizes
+    numbers: dict[int, list[int]] = {}
+    todo = [spawner]
+    while todo:
+        below = children.get(todo.pop(), [])
+        numbers |= {pid: _numbers(pid) for pid in below}
+        todo += below
+    innermost = max(map(len, numbers.values()))
+    inits = [pid for pid, own in numbers.items() if len(own) == innermost and own[-1] == 1]
+    cells = [pid for pid, own in numbers.items() if len(own) == innermost and own[-1] != 1]
+    share = pss(inits[0]) // (len(inits) + 1) if inits else 0
+    return [pss(cell) + share for cell in cells]
+
+
+def _numbers(pid: int) -> list[int]:
+    """The pid of a process in each of its namespaces."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return []  # it ended while we looked
+    return [int(number) for number in status.partition("NSpid:")[2].partition("\n")[0].split()]
 
 
 def busy_nanoseconds(parent: int) -> int:

@@ -1,7 +1,7 @@
-"""Keeps the frames of the box's init out of sight of the program that runs above them.
+"""Keeps the frames of whoever forked a program out of sight of the program that runs above them.
 
 A plain interpreter has nothing below the program's module frame: ``sys._getframe(1)`` raises there, ``inspect.stack()``
-ends there, and the recursion limit is all the program's own. A parked interpreter was forked deep inside init. So its
+ends there, and the recursion limit is all the program's own. A parked interpreter was forked inside another. So its
 current-frame pointer is set to NULL at the moment in which the program's first frame is made, and its recursion counter
 to what an empty stack has.
 

@@ -10,7 +10,7 @@ half of the register, so rules compare the lower 32 bits only.
 Left out with a reason that is not obvious:
 
 - ``vmsplice`` keeps a reference to a page across fork, which let a child read what its parent wrote later
-  (CVE-2020-29374); user code is forked from the box's init.
+  (CVE-2020-29374); user code is forked from its box's template or agent.
 - ``io_setup`` and the other calls of old asynchronous I/O draw on one counter of the whole machine (fs.aio-max-nr).
 - ``memfd_secret`` memory cannot be swapped and blocks hibernation of the host.
 - ``get_mempolicy``, ``mbind`` and their kin let one box push memory to a node of its choice.

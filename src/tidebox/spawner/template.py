@@ -15,6 +15,7 @@ import resource
 import select
 import sys
 
+from tidebox.agent.child import HIGHEST_DESCRIPTOR
 from tidebox.spawner import channel, ids, steps, warm
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.box import AgentBoxes
@@ -125,7 +126,7 @@ def _load_agent() -> MakeAgent:
 def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) -> None:
     keep = sock.fileno()
     os.closerange(3, keep)
-    os.closerange(keep + 1, 65536)
+    os.closerange(keep + 1, HIGHEST_DESCRIPTOR)
     if channel.receive_order(sock) is None:
         os._exit(1)
     sys_.prctl(sys_.PR_SET_PDEATHSIG, 9)
@@ -166,9 +167,9 @@ def _stand_like_an_init() -> int:
     """Do here, once, what every init of a box needs; where this process itself can still complain."""
     complaints = os.dup(2)
     os.umask(0o022)
-    # It holds a few descriptors of every box there is.
+    # It holds a few descriptors of every box there is, and whoever closes them knows the highest.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, HIGHEST_DESCRIPTOR), most))
     # Python's own handler would turn a signal from inside a box into an exception in its init.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -196,7 +197,8 @@ def _serve(sock: _socket.socket, two_ids: bool, make_agent: MakeAgent | None) ->
         events = epoll.poll(boxes.patience)
         if not events:
             boxes.prepare()
-        for fd, _ in events:
+        # Orders last: what comes with them may get the number of something that ended in this very round.
+        for fd, _ in sorted(events, key=lambda event: event[0] == sock.fileno()):
             if fd != sock.fileno():
                 boxes.handle(fd)
                 continue

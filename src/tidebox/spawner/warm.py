@@ -90,7 +90,7 @@ def park(args: list[str]) -> NoReturn:
         del order
         leaving.live(code, refused, _baseline.objects)
     finally:
-        # The frames below are those of init.
+        # The frames below are those of whoever forked this process.
         _exit(NOT_EXECUTABLE)
 
 

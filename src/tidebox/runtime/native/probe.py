@@ -71,7 +71,7 @@ def report(spawner: dict[str, Any], facts: HostFacts) -> Report:
     problem = spawner["cgroup_problem"]
     remedy = None if cgroup else (_CGROUP_REMEDY_ROOT if os.getuid() == 0 else _CGROUP_REMEDY_USER)
     counted = f"cgroup v{cgroup}" if cgroup else f"not enforced: {problem}"
-    init = "another uid than user code" if two_ids else "user code's uid; the system call filter keeps it from init"
+    init = "another uid than user code" if two_ids else "user code's uid; capabilities and the filter guard it"
     findings = (
         Finding(Guarantee.USER_SEPARATION, True, "a user namespace of its own; init has " + init),
         Finding(Guarantee.FILE_SYSTEM, True, "read-only root behind pivot_root, private tmpfs, masked /proc"),

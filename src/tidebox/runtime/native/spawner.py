@@ -50,11 +50,11 @@ class Spawner:
         """Start it under ``python``; given a login session's environment, in a delegated scope of systemd's."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        # A relative name: a box of a user without root can read the command line of its init.
+        # A relative name: a program that was forked, not executed, has this command line.
         command = [python, "boot.py", str(theirs.fileno())]
         environment = default_environment()
         if session is not None and (runtime_directory := _user_manager(session)):
-            # The way to the manager is for systemd-run alone: a program can see what its init was started with.
+            # The way to the manager is for systemd-run alone: a forked program has this environment in its memory.
             only = [f"{name}={value}" for name, value in environment.items()]
             command = [*_SCOPE, "env", "-i", *only, *command]
             environment["XDG_RUNTIME_DIR"] = runtime_directory

@@ -26,7 +26,7 @@ from tidebox.cli.figures import Effort, Row, Samples, Title
 from tidebox.cli.sandbox_measures import SandboxBench
 from tidebox.cli.service_measures import ServiceBench
 from tidebox.cli.socket_measures import SocketBench
-from tidebox.cli.yardsticks import BareProgram, YardstickFailed, bubblewrap, pipe_megabytes_per_second, pss_of_cells
+from tidebox.cli.yardsticks import BareProgram, YardstickFailed, bubblewrap, pipe_megabytes_per_second, pss_of_boxes
 from tidebox.config import Settings, load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.errors import TideboxError
@@ -74,8 +74,8 @@ class Bench:
         with self._engine(pool_python=CELLS) as engine:
             python = BareProgram(engine.runtime.interpreters.python, "-c", _PYTHON_HELLO)
             yield self._hello(engine, "Python hello, parked cell", "bare python3 -c", python, hold=0.2)
-        with self._engine(pool_python=CELLS, pool_blank=BLANKS) as engine:
             yield self._parked_memory(engine)
+        with self._engine(pool_python=CELLS, pool_blank=BLANKS) as engine:
             yield self._sustained(engine, python)
         with self._engine(pool_blank=BLANKS) as engine:
             yield self._hello(engine, "Python hello, blank box", "bare python3 -c", python, hold=0.5)
@@ -162,7 +162,7 @@ class Bench:
         spawner = engine.runtime.spawner_pid()
         assert spawner is not None
         try:
-            sizes = [size / MIB for size in pss_of_cells(spawner)]
+            sizes = [size / MIB for size in pss_of_boxes(spawner)]
         except PermissionError:
             return replace(row, skipped="only root may read the memory of a box's processes")
         ours = Samples.of(sizes)

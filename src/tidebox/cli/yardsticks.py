@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import selectors
 import shutil
@@ -15,6 +16,9 @@ CLEAN_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 # measures is killed.
 ENDS_WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); "
 _BLOCK = 1 << 20
+# kcmp(2): whether two processes have one address space.
+_KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}[os.uname().machine], 1
+_libc = ctypes.CDLL(None)
 
 
 class YardstickFailed(Exception):
@@ -86,23 +90,34 @@ def pipe_megabytes_per_second(size: int) -> float:
     return (total - counted_from) / seconds / 1e6
 
 
-def pss_of_cells(spawner: int) -> list[int]:
-    """The proportional memory in bytes of each parked cell of a spawner: its process, and its part in its init's.
-
-    All inits share one address space with the process that makes them.
-    """
+def pss_of_boxes(spawner: int) -> list[int]:
+    """The proportional memory in bytes of each box of a spawner."""
     children = _children()
-    numbers: dict[int, list[int]] = {}
+    parents = {pid: parent for parent, pids in children.items() for pid in pids}
+    below: list[int] = []
     todo = [spawner]
     while todo:
-        below = children.get(todo.pop(), [])
-        numbers |= {pid: _numbers(pid) for pid in below}
-        todo += below
+        found = children.get(todo.pop(), [])
+        below += found
+        todo += found
+    numbers = {pid: _numbers(pid) for pid in below}
     innermost = max(map(len, numbers.values()))
-    inits = [pid for pid, own in numbers.items() if len(own) == innermost and own[-1] == 1]
-    cells = [pid for pid, own in numbers.items() if len(own) == innermost and own[-1] != 1]
-    share = pss(inits[0]) // (len(inits) + 1) if inits else 0
-    return [pss(cell) + share for cell in cells]
+    boxes: dict[str, list[int]] = {}
+    for pid in below:
+        if len(numbers[pid]) == innermost:
+            boxes.setdefault(os.readlink(f"/proc/{pid}/ns/pid"), []).append(pid)
+    # The init of a box for one program lives in the memory of whoever made it, as others do.
+    sleepers = [pid for pids in boxes.values() for pid in pids if _share_memory(pid, parents[pid])]
+    share = pss(sleepers[0]) // (len(sleepers) + 1) if sleepers else 0
+    return [
+        sum(share if pid in sleepers else pss(pid) for pid in pids)
+        for pids in boxes.values()
+        if not set(pids) <= set(sleepers)
+    ]
+
+
+def _share_memory(one: int, other: int) -> bool:
+    return _libc.syscall(_KCMP, one, other, _KCMP_VM, 0, 0) == 0
 
 
 def _numbers(pid: int) -> list[int]:

@@ -117,7 +117,7 @@ def pss_of_boxes(spawner: int) -> list[int]:
 
 
 def _share_memory(one: int, other: int) -> bool:
-    return _libc.syscall(_KCMP, one, other, _KCMP_VM, 0, 0) == 0
+    return bool(_libc.syscall(_KCMP, one, other, _KCMP_VM, 0, 0) == 0)
 
 
 def _numbers(pid: int) -> list[int]:

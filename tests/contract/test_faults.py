@@ -159,6 +159,30 @@ def test_a_killed_owner_leaves_nothing(tmp_path: Path, also_the_spawner: bool) -
     wait_until(lambda: not cgroups_of(spawner), "cgroups were left behind")
 
 
+DEAF = """
+import asyncio, signal, sys
+from pathlib import Path
+from tidebox.config import load_settings
+from tidebox.embedded import Engine, run_on
+
+async def main():
+    engine = Engine(load_settings(data_dir=Path(sys.argv[1]), allow_weak_isolation=True), pool=False)
+    result = await run_on(engine, "import os; os.wait() if os.fork() else os._exit(0); print('fine')")
+    print(result.stdout, result.exit_code)
+    await engine.close()
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+asyncio.run(main())
+"""
+
+
+def test_whoever_ignores_the_ends_of_its_children_has_boxes_too(tmp_path: Path) -> None:
+    """That is inherited, and of what it ignores nobody is told."""
+    command = [sys.executable, "-c", DEAF, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("b'fine\\n' 0\n", "")
+
+
 def start_and_run(data_dir: Path) -> BoxRunner:
     runner = start_runner(data_dir, pool_node=0, pool_python=0, allow_weak_isolation=not is_root())
     assert runner("print(1)").stdout == b"1\n"

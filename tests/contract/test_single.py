@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -12,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.boxes import init_of, is_root
+from tests.boxes import count_leaves, descendants, in_boxes, init_of, is_root
+from tests.contract.test_faults import wait_until
 from tests.contract.test_runtime import collect, output
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
-from tidebox.errors import BoxGone, ExecFailed, PayloadTooLarge
+from tidebox.errors import BoxGone, ExecFailed, PayloadTooLarge, ProvisionFailed
 from tidebox.model.events import Exited
 from tidebox.model.limits import MIB, Limits
-from tidebox.runtime.base import Box, BoxSpec, Command
+from tidebox.runtime.base import Box, BoxSpec, Command, Exec
 from tidebox.runtime.native.runtime import NativeRuntime
 from tidebox.runtime.native.spawner import Spawner
 
@@ -150,6 +152,90 @@ async def test_the_end_of_init_ends_the_program(box: Box) -> None:
         with pytest.raises(BoxGone):
             await anext(events)
         await gone.wait()
+
+
+async def start_program(box: Box) -> tuple[Exec, int]:
+    """A program that waits for its input, and its pid."""
+    seconds = str(100_000 + os.getpid())
+    program = await box.exec(Command(argv=["sh", "-c", f"sleep {seconds} & echo $!; read line; echo $line"]))
+    events = program.events()
+    while not output([await anext(events)]):
+        pass
+    return program, await asyncio.to_thread(_await_process, ["sleep", seconds])
+
+
+def keepers(runtime: NativeRuntime) -> tuple[int, int]:
+    """The template, and its maker of hulls."""
+    spawner = runtime.spawner_pid()
+    assert spawner is not None
+    template, maker = sorted(set(descendants(spawner)) - set(in_boxes(spawner)))[-2:]
+    return template, maker
+
+
+async def test_a_box_nobody_waits_for_any_more_leaves_no_cgroup(runtime: NativeRuntime) -> None:
+    if not is_root():
+        pytest.skip("needs a cgroup, which an ordinary user has only where one is delegated")
+    # So little of the processor that it is long under way.
+    slow = BoxSpec(single=True, limits=Limits(cpus=0.01))
+    await (await runtime.open(slow)).close()
+    template, _ = keepers(runtime)
+
+    async def await_leaves(spares: int, used: int) -> None:
+        wanted = {"leaves": spares + used, "populated": 0}
+        await asyncio.to_thread(wait_until, lambda: count_leaves(runtime.spawner_pid()) == wanted, f"not {wanted}")
+
+    await await_leaves(2, 0)
+    os.kill(template, signal.SIGSTOP)
+    openings = [asyncio.ensure_future(runtime.open(slow)) for _ in range(4)]
+    await await_leaves(2, 4)
+    for opening in openings:
+        opening.cancel()
+    await asyncio.wait(openings)
+    os.kill(template, signal.SIGCONT)
+    await await_leaves(2, 0)
+
+
+async def test_what_is_said_of_one_that_ended_is_not_said_of_the_next(runtime: NativeRuntime) -> None:
+    """Its numbers are taken again while the template still has something to hear about it."""
+    box = await runtime.open(BoxSpec(single=True))
+    program, pid = await start_program(box)
+    template, _ = keepers(runtime)
+    os.kill(template, signal.SIGSTOP)
+    os.kill(init_of(pid), signal.SIGKILL)
+    await asyncio.to_thread(wait_until, lambda: _command(str(pid)) == b"", "the program did not end")
+    order = Command(argv=["echo", "next"])
+    opening = asyncio.ensure_future(runtime.open(BoxSpec(single=True), first=order))
+    # The order goes through the spawner, and there is no way to see that it arrived.
+    await asyncio.sleep(0.3)
+    await program.signal(signal.SIGTERM)
+    os.kill(template, signal.SIGCONT)
+    async with asyncio.timeout(20):
+        following = await opening
+        assert following.first is not None
+        assert output(await collect(following.first)) == b"next\n"
+        await following.close()
+        await box.close()
+
+
+async def open_and_close(runtime: NativeRuntime, count: int) -> None:
+    for _ in range(count):
+        await (await runtime.open(BoxSpec(single=True))).close()
+
+
+async def test_a_machine_without_room_for_another_spares_the_boxes_there_are(runtime: NativeRuntime) -> None:
+    box = await runtime.open(BoxSpec(single=True))
+    program, _ = await start_program(box)
+    for keeper in keepers(runtime):
+        limits = resource.prlimit(keeper, resource.RLIMIT_NPROC)
+        resource.prlimit(keeper, resource.RLIMIT_NPROC, (1, limits[1]))
+        with pytest.raises(ProvisionFailed) as caught:
+            await open_and_close(runtime, 10)  # some are ready
+        assert caught.value.details["errno"] == errno.EAGAIN
+        resource.prlimit(keeper, resource.RLIMIT_NPROC, limits)
+        await open_and_close(runtime, 10)
+    events = await collect(program, b"still here\n")
+    assert output(events) == b"still here\n"
+    await box.close()
 
 
 def _await_process(argv: list[str]) -> int:

@@ -194,9 +194,17 @@ def _report(status: int, number: int, step: str) -> None:
 
 
 def _raise_oom_score(proc: int) -> None:
-    fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
-    os.write(fd, OOM_SCORE)
-    os.close(fd)
+    write_oom_score(os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc))
+
+
+def write_oom_score(fd: int) -> None:
+    """Raise it, and close the file."""
+    try:
+        os.write(fd, OOM_SCORE)
+    except PermissionError:
+        pass  # raising it is always allowed: somebody set a higher one, as for a whole container
+    finally:
+        os.close(fd)
 
 
 def _change_user(user: User) -> None:

@@ -13,7 +13,7 @@ import _socket
 import os
 import select
 
-from tidebox.spawner import channel, networks
+from tidebox.spawner import channel, networks, steps
 from tidebox.spawner import syscalls as sys_
 
 TYPE_CHECKING = False
@@ -65,15 +65,17 @@ class Hulls:
         self._poll.register(self.maker, select.POLLIN)
 
     def take(self) -> Hull:
-        """One that was never used."""
+        """One that was never used; OSError if none can be made now."""
+        self._sock.send(b"+")
         # The inits have the maker's descriptors too, and keep its end open when it is dead.
         if any(fd == self.maker for fd, _ in self._poll.poll()):
             raise MakerDied
         received = channel.receive(self._sock)
         assert received is not None
-        message, (pidfd,) = received
-        self._sock.send(b"+")
-        return Hull(message["pid"], pidfd)
+        message, descriptors = received
+        if not descriptors:
+            raise OSError(message["errno"], os.strerror(message["errno"]))
+        return Hull(message["pid"], descriptors[0])
 
 
 class MakerDied(Exception):
@@ -85,18 +87,28 @@ def _make_hulls(sock: _socket.socket) -> NoReturn:
     status = 1
     try:
         _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
+        # Below zero when somebody waits for one.
         ready = 0
+        refused = False
         poll = select.poll()
         poll.register(sock.fileno(), select.POLLIN)
         while True:
-            pause = networks.patience(ready)
-            if not poll.poll(pause if pause is None else pause * 1000):
-                _make_hull(sock)
-                ready += 1
-            elif not sock.recv(1):
-                break
-            else:
+            pause = networks.patience(ready) if ready < 0 or not refused else None
+            if poll.poll(pause if pause is None else pause * 1000):
+                if not sock.recv(1):
+                    break
                 ready -= 1
+                refused = False
+                continue
+            try:
+                _make_hull(sock)
+            except (OSError, steps.StepFailed) as error:
+                # The machine is full: no reason to die, for that would end the boxes there are.
+                refused = True
+                if ready >= 0:
+                    continue
+                channel.send(sock, {"errno": error.errno})
+            ready += 1
         status = 0
     finally:
         os._exit(status)
@@ -104,6 +116,10 @@ def _make_hulls(sock: _socket.socket) -> NoReturn:
 
 def _make_hull(sock: _socket.socket) -> None:
     networks.enter_new()
-    pid, pidfd = sys_.clone_sleeper(_MADE)
-    channel.send(sock, {"pid": pid}, (pidfd,))
-    os.close(pidfd)
+    hull = Hull(*sys_.clone_sleeper(_MADE))
+    try:
+        channel.send(sock, {"pid": hull.pid}, (hull.pidfd,))
+    except OSError:
+        hull.sink()
+        raise
+    os.close(hull.pidfd)

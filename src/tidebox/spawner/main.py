@@ -312,6 +312,8 @@ def main(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     # Whatever this process inherited, programs do not.
     syscalls.reset_hidden_signals()
+    # And who ignores the ends of its children is not told of them.
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     spawner = Spawner(_socket.socket(fileno=descriptor))
     try:

@@ -246,8 +246,7 @@ def _attach(descriptors: Sequence[int]) -> None:
 
 def _raise_oom_score() -> None:
     fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    os.write(fd, child.OOM_SCORE)
-    os.close(fd)
+    child.write_oom_score(fd)
 
 
 def _change_user(two_ids: bool) -> None:

@@ -131,9 +131,8 @@ class NativeRuntime(Runtime):
                 await started.write(first_input)
             message, (pidfd, workspace) = await asyncio.shield(answer)
         except BaseException:
-            answer.add_done_callback(lambda done: _abandon(spawner, name, done))
-            if single is not None:
-                single.close()
+            # A single program is let go of only then: its template ends it at once, and then it might never answer.
+            answer.add_done_callback(lambda done: _abandon(spawner, name, single, done))
             if link is not None:
                 await link.close()
             raise
@@ -244,8 +243,15 @@ class NativeRuntime(Runtime):
         )
 
 
-def _abandon(spawner: Spawner, box: str, opened: asyncio.Future[tuple[dict[str, Any], list[int]]]) -> None:
+def _abandon(
+    spawner: Spawner,
+    box: str,
+    single: PipedExec | None,
+    opened: asyncio.Future[tuple[dict[str, Any], list[int]]],
+) -> None:
     """A box that nobody waited for any more: its agent ends with the link, the rest goes here."""
+    if single is not None:
+        single.close()
     if opened.cancelled() or opened.exception() is not None:
         return
     for descriptor in opened.result()[1]:

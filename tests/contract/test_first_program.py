@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from tests.boxes import is_root
 from tests.contract.test_runtime import collect, output
+from tests.contract.test_single import keepers
 from tests.contract.test_spare import STATE
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
@@ -83,6 +86,25 @@ async def test_the_end_of_one_that_is_over_at_once_is_told(runtime: NativeRuntim
     for _ in range(10):
         box = await runtime.open(_SPEC, first=_order(runtime), first_input=block(f"import os; {ending}"))
         assert (await finish(box))[1] == (None if "kill" in ending else 3)
+
+
+async def test_one_that_is_over_before_its_box_is_known_was_there(
+    runtime: NativeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidebox.runtime.native.spawner._LAST_WORD_SECONDS", 0.0)
+    await (await runtime.open(_SPEC)).close()
+    spawner = runtime.spawner_pid()
+    assert spawner is not None
+    template, _ = keepers(runtime)
+    os.kill(template, signal.SIGSTOP)
+    opening = asyncio.ensure_future(runtime.open(_SPEC, first=_order(runtime), first_input=block("print(1)")))
+    # Time to pass the order on, then to run the program: nobody would tell.
+    await asyncio.sleep(0.3)
+    os.kill(spawner, signal.SIGSTOP)
+    os.kill(template, signal.SIGCONT)
+    await asyncio.sleep(0.5)
+    os.kill(spawner, signal.SIGCONT)
+    assert await finish(await opening) == (b"1\n", 0)
 
 
 async def test_one_whose_directory_is_not_there_says_so(runtime: NativeRuntime) -> None:

@@ -71,6 +71,7 @@ class Spawner:
             "open": self._open,
             "limit": self._limit,
             "freeze": self._freeze,
+            "lost": self._lost,
             "close": self._close,
         }
 
@@ -80,7 +81,8 @@ class Spawner:
             events = self._epoll.poll(self._patience())
             if not events:
                 self._adjust_spares()
-            for fd, _ in events:
+            # The server last: what it asks for may take note of what a template said, or of its end.
+            for fd, _ in sorted(events, key=lambda event: event[0] == self._sock.fileno()):
                 if fd != self._sock.fileno():
                     self._from_template(self._names[fd])
                 elif not self._from_server():
@@ -253,6 +255,18 @@ class Spawner:
         channel.send(self._sock, {"re": box.request, "failed": step, "errno": number, "text": text})
         if box.leaf is not None:
             self._closing.append((box.leaf, None))
+
+    def _lost(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """A box is dead before its server heard that it stands: what it said until then comes first."""
+        name = message["box"]
+        while (box := self._boxes.get(name)) is not None and box.request is not None:
+            poll = select.poll()
+            poll.register(self._templates[box.template_name].sock.fileno(), select.POLLIN)
+            if not poll.poll(0):
+                self._fail_open(name, "init", 0, "it died while it was set up")
+                break
+            self._from_template(box.template_name)
+        return {}
 
     def _template_died(self, name: str) -> None:
         item = self._templates.pop(name)

@@ -183,12 +183,11 @@ class Spawner:
     def give_up(self, opening: asyncio.Future[tuple[dict[str, Any], list[int]]], box: str) -> None:
         """A box whose init is dead; what it may have said before comes the long way and has its time."""
         if not opening.done():
-            self._loop.call_later(_LAST_WORD_SECONDS, self._fail_open, opening, box)
+            self._loop.call_later(_LAST_WORD_SECONDS, self._tell_lost, opening, box)
 
-    def _fail_open(self, opening: asyncio.Future[tuple[dict[str, Any], list[int]]], box: str) -> None:
+    def _tell_lost(self, opening: asyncio.Future[tuple[dict[str, Any], list[int]]], box: str) -> None:
         if not opening.done():
-            opening.set_exception(ProvisionFailed("the box died while it was made", step="init"))
-            self.send("close", box=box).add_done_callback(lambda done: done.cancelled() or done.exception())
+            self.send("lost", box=box).add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def close(self) -> None:
         """Let it clean up and wait for its end."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import uuid
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from tests.escape.probes import AsyncRun, Run, python, said
 from tests.escape.test_inheritance import scan_for
 from tests.escape.test_processes import KILL_EVERYTHING
+from tidebox.errors import ProvisionFailed
 
 
 @pytest.mark.parametrize("place", ["/workspace", "/tmp", "/dev/shm"])
@@ -189,6 +192,41 @@ async def test_a_kill_of_everything_spares_the_box_beside_it(box_arun: AsyncRun)
     killer = await box_arun(KILL_EVERYTHING)
     assert killer.signal == 9
     assert said(await victim) == "alive"
+
+
+FILL_THE_WAY = """
+import array, os, socket, time
+ends = []
+null = os.open("/dev/null", os.O_RDONLY)
+message = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null] * 200))]
+try:
+    while True:
+        ends.append(socket.socketpair())
+        ends[-1][0].setblocking(False)
+        try:
+            while True:
+                ends[-1][0].sendmsg([b"x"], message)
+        except BlockingIOError:
+            pass
+except OSError as error:
+    print(error.strerror, flush=True)
+time.sleep(2)
+"""
+
+
+async def test_descriptors_sent_and_never_received_spare_the_box_beside_it(box_arun: AsyncRun) -> None:
+    """Without root the kernel counts them for the user of all boxes and of the server, which sends some itself."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    victim = asyncio.ensure_future(box_arun("import time; time.sleep(3); print('alive')"))
+    filler = asyncio.ensure_future(box_arun(FILL_THE_WAY, open_files=most))
+    await asyncio.sleep(1)
+    for _ in range(3):
+        # Of a kind that the pool does not have.
+        with contextlib.suppress(ProvisionFailed):
+            await box_arun("print(1)", open_files=100)
+    assert said(await victim) == "alive"
+    assert said(await filler) == "Too many references: cannot splice"
+    assert said(await box_arun("print(1)", open_files=100)) == "1"
 
 
 async def test_boxes_run_under_different_users(box_arun: AsyncRun) -> None:

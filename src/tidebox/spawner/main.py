@@ -182,6 +182,8 @@ class Spawner:
         name = message["template"]
         if name not in self._templates:
             return {"failed": "template", "errno": 0, "text": "it died"}
+        if not descriptors:
+            raise StepFailed("descriptors", OSError(errno.ETOOMANYREFS, "they did not arrive"))
         leaf = None
         attach: list[int] = []
         delegated: list[int] = []
@@ -212,9 +214,16 @@ class Spawner:
             user = self._uid_base + ids.agent_id(number) + 1
             for descriptor in descriptors[1:]:
                 os.fchown(descriptor, user, user)
-        channel.send_order(self._templates[name].sock, order, (*descriptors, *attach, *delegated))
-        for descriptor in delegated:
-            os.close(descriptor)
+        try:
+            channel.send_order(self._templates[name].sock, order, (*descriptors, *attach, *delegated))
+        except OSError as error:
+            del self._boxes[message["box"]]
+            if leaf is not None:
+                self._closing.append((leaf, None))
+            raise StepFailed("template", error) from error
+        finally:
+            for descriptor in delegated:
+                os.close(descriptor)
         if leaf is not None and len(self._boxes) > _MOST_SPARE_LEAVES:
             # Worth it only for the few that come round again and again.
             leaf.close_descriptors()
@@ -245,10 +254,16 @@ class Spawner:
                 if not self._told_files:
                     answer["files"] = box.leaf.files()
                     self._told_files = True
-            channel.send(self._sock, answer, (descriptors[0], descriptors[1]))
-            box.request = None
-            for descriptor in descriptors:
-                os.close(descriptor)
+            try:
+                channel.send(self._sock, answer, (descriptors[0], descriptors[1]))
+                box.request = None
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                self._fail_open(message["box"], "descriptors", error.errno, os.strerror(error.errno))
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
 
     def _fail_open(self, name: str, step: str, number: int, text: str) -> None:
         box = self._boxes.pop(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import marshal
 import os
@@ -102,7 +103,11 @@ class Spawner:
             socket.send_fds(self._sock, [data], list(descriptors))
         except BlockingIOError:
             return False
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:
+                # Without root programs share their user with us, and so what he may have on the way at one time. One
+                # that uses all of it must not cost the others their boxes: this request alone is refused, over there.
+                return self._try_send(data, ())
             self._lost()
         return True
 

@@ -58,6 +58,10 @@ class AgentBoxes:
         for descriptor in order.descriptors:
             os.close(descriptor)
 
+    def refuse(self, order: BoxOrder, failure: steps.StepFailed) -> None:
+        """Tell why there is no such box."""
+        channel.send(self._sock, {"box": order.box, **failure.told()})
+
     def handle(self, fd: int) -> None:
         """An init is dead."""
         os.waitid(os.P_PIDFD, fd, os.WEXITED)
@@ -75,8 +79,7 @@ class AgentBoxes:
             if _set_up(self._sock, order, gate, self._two_ids):
                 status = agent.serve()
         except steps.StepFailed as error:
-            text = os.strerror(error.errno)
-            channel.send(self._sock, {"box": order.box, "failed": error.step, "errno": error.errno, "text": text})
+            self.refuse(order, error)
         finally:
             os._exit(status)
 

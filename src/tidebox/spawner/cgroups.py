@@ -207,8 +207,8 @@ class Leaf:
         self.paths = paths
         self._open: dict[str, int] = {}
         self._limits: dict[str, int] = {}
-        self.used = False
-        """Whether a box was in it before, and its files are still the same."""
+        self.edition = 0
+        """Another one when its files are not the same any more."""
 
     @property
     def name(self) -> str:
@@ -349,7 +349,7 @@ class LeafV1(Leaf):
         if list(self.paths.values()).count(pids) > 1 or not _is_removed(pids):
             return False
         os.mkdir(pids)
-        self.used = False
+        self.edition += 1
         self._limits.pop("pids", None)
         if pids in self._open:
             os.close(self._open.pop(pids))

@@ -33,10 +33,16 @@ _LONGEST_RETRY_SECONDS = 0.5
 
 
 class _Box:
-    def __init__(self, request: int, leaf: cgroups.Leaf | None, template_name: str) -> None:
-        self.request: int | None = request
+    def __init__(self, request: int | None, leaf: cgroups.Leaf | None, template_name: str) -> None:
+        self.request = request
+        """To be answered from here once it stands; a box for a single program answers by itself."""
         self.leaf = leaf
         self.template_name = template_name
+
+    def answer(self, request: int) -> dict[str, Any]:
+        """What goes with the descriptors of a box that stands."""
+        leaf = {} if self.leaf is None else {"leaf": self.leaf.name, "edition": self.leaf.edition}
+        return {"re": request, **leaf}
 
 
 class Spawner:
@@ -58,7 +64,6 @@ class Spawner:
         self._uid_base = _FIRST_UID_BLOCK + os.getpid() % _UID_BLOCKS * ids.UID_BLOCK if os.getuid() == 0 else None
         self._cgroups: cgroups.Cgroups | None = None
         self._cgroup_problem: str | None = None
-        self._told_files = False
         try:
             self._cgroups = cgroups.find()
             self._cgroups.sweep()
@@ -150,9 +155,14 @@ class Spawner:
         return True
 
     def _facts(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        version = self._cgroups.version if self._cgroups is not None else 0
+        version, files = 0, {}
+        if self._cgroups is not None:
+            version = self._cgroups.version
+            self._spares.append(self._new_leaf())
+            files = self._spares[-1].files()
         return {
             "cgroup": version,
+            "files": files,
             "cgroup_problem": self._cgroup_problem,
             "two_ids": self._uid_base is not None,
             "pid": os.getpid(),
@@ -201,9 +211,11 @@ class Spawner:
             except OSError:
                 self._closing.append((leaf, None))
                 raise
-        self._boxes[message["box"]] = _Box(message["id"], leaf, name)
+        self._boxes[message["box"]] = box = _Box(None if message["single"] else message["id"], leaf, name)
         order = {
             "box": message["box"],
+            "request": message["id"],
+            "announcement": channel.pack(box.answer(message["id"]) if message["single"] else {"box": message["box"]}),
             "number": number,
             "shape": message["shape"],
             "cgroup": self._cgroups.version if leaf is not None and self._cgroups is not None else 0,
@@ -246,16 +258,8 @@ class Spawner:
             self._fail_open(message["box"], str(message["failed"]), int(message["errno"]), str(message["text"]))
         else:
             # From the box itself: a descriptor of its init, and one of its workspace.
-            answer: dict[str, Any] = {"re": box.request}
-            if box.leaf is not None:
-                answer["leaf"] = box.leaf.name
-                answer["used"] = box.leaf.used
-                box.leaf.used = True
-                if not self._told_files:
-                    answer["files"] = box.leaf.files()
-                    self._told_files = True
             try:
-                channel.send(self._sock, answer, (descriptors[0], descriptors[1]))
+                channel.send(self._sock, box.answer(box.request), (descriptors[0], descriptors[1]))
                 box.request = None
             except OSError as error:
                 if error.errno != errno.ETOOMANYREFS:
@@ -316,7 +320,8 @@ class Spawner:
         box = self._boxes.pop(message["box"], None)
         if box is None or box.leaf is None:
             return {}
-        if len(self._spares) < _MOST_SPARE_LEAVES and box.leaf.renew():
+        # Of a box that was given up, something may still be on its way into the leaf: it finds it gone.
+        if not message["given_up"] and len(self._spares) < _MOST_SPARE_LEAVES and box.leaf.renew():
             self._spares.append(box.leaf)
             return {}
         if box.leaf.remove():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidebox.agent.setup import Setup
-from tidebox.spawner import channel, confine, ids, steps, warm
+from tidebox.spawner import confine, ids, steps, warm
 from tidebox.spawner.single import Single
 
 TYPE_CHECKING = False
@@ -42,13 +42,14 @@ class BoxOrder:
 
     def __init__(self, message: dict[str, Any], descriptors: list[int], shape: Shape) -> None:
         self.box: str = message["box"]
+        self.request: int = message["request"]
         self.number: int = message["number"]
         self.shape = shape
         self.cgroup_version: int = message["cgroup"]
         self.leaf_count: int = message["leaves"]
         self.descriptors = descriptors
-        # Put into words by the template, which does it all the time: a box has to copy every page it touches.
-        self.announcement = channel.pack({"box": self.box})
+        # Put into words by the spawner: a box has to copy every page it touches.
+        self.announcement: bytes = message["announcement"]
         self._fixed = 4 if shape.agent is None else 1
 
     @property

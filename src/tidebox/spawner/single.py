@@ -4,13 +4,15 @@ Besides its hull, whose init only sleeps, such a box is one process: forked from
 hull, it sets the box up around itself, gives up every power, waits for its order on its standard input and becomes the
 program. Until then it runs nothing but our code, and by then it holds nothing but its streams.
 
-The template is the parent of all these programs. It tells how each ended, and passes signals on, through a socket per
-box that no program ever holds. It never sees an order: what is in its memory is in that of all later boxes.
+The template is the parent of all these programs. Through a socket per box that no program ever holds the box tells that
+it stands, and the template how its program ended; signals come down that way. The template never sees an order: what is
+in its memory is in that of all later boxes.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import _socket
 import marshal
 import os
 import select
@@ -24,7 +26,6 @@ from tidebox.spawner.hulls import JOINABLE, Hull, Hulls, MakerDied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
     from collections.abc import Sequence
     from typing import Any, Callable, NoReturn
 
@@ -90,8 +91,7 @@ class _Box:
 class SingleBoxes:
     """The boxes of one template."""
 
-    def __init__(self, sock: _socket.socket, epoll: select.epoll, two_ids: bool) -> None:
-        self._sock = sock
+    def __init__(self, epoll: select.epoll, two_ids: bool) -> None:
         self._epoll = epoll
         self._two_ids = two_ids
         self._hulls = Hulls()
@@ -126,6 +126,13 @@ class SingleBoxes:
         box = _Box(control, hull, pid, program)
         self._watch(program, lambda: self._on_end(box))
         self._watch(control, lambda: self._on_control(box))
+
+    def refuse(self, order: BoxOrder, failure: steps.StepFailed) -> None:
+        """Tell why there is no such box."""
+        try:
+            _tell(order, channel.pack({"re": order.request, **failure.told()}), ())
+        except OSError:
+            pass  # nobody wants it any more
 
     def _take_hull(self, number: int) -> Hull:
         while True:
@@ -199,20 +206,28 @@ class SingleBoxes:
         """Runs in the process that becomes the program."""
         try:
             single = order.shape.single
-            control = _set_up(self._sock, order, hull, self._two_ids)
+            control = _set_up(order, hull, self._two_ids)
             start = single.await_order()
             if start is None:
                 os._exit(0)
             child.part(self._signals, child.find_builtin(start.argv[0], single.setup.builtins) is not None)
             child.become(start, single.setup, control, ())
         except steps.StepFailed as error:
-            text = os.strerror(error.errno)
-            channel.send(self._sock, {"box": order.box, "failed": error.step, "errno": error.errno, "text": text})
+            self.refuse(order, error)
         finally:
             os._exit(1)
 
 
-def _set_up(sock: _socket.socket, order: BoxOrder, hull: Hull, two_ids: bool) -> int:
+def _tell(order: BoxOrder, data: bytes, descriptors: tuple[int, ...]) -> None:
+    """Answer whoever asked for the box."""
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, order.ends[0])
+    try:
+        channel.send_packed(sock, data, descriptors)
+    finally:
+        sock.detach()
+
+
+def _set_up(order: BoxOrder, hull: Hull, two_ids: bool) -> int:
     """Make a box around this process, and of this process a powerless one; the socket to tell a failure through."""
     control, *stdio = order.ends
     _do("attach to the cgroup", _attach, order.attach)
@@ -226,7 +241,7 @@ def _set_up(sock: _socket.socket, order: BoxOrder, hull: Hull, two_ids: bool) ->
     workspace = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     confine.confine_program()
     confine.load_filter()
-    channel.send_packed(sock, order.announcement, (hull.pidfd, workspace))
+    _do("tell that the box stands", _tell, order, order.announcement, (hull.pidfd, workspace))
     os.closerange(3, control)
     os.closerange(control + 1, child.HIGHEST_DESCRIPTOR)
     return control

@@ -42,6 +42,10 @@ class StepFailed(Exception):
         self.step = step
         self.errno = error.errno or 0
 
+    def told(self) -> dict[str, Any]:
+        """As an answer says it."""
+        return {"failed": self.step, "errno": self.errno, "text": os.strerror(self.errno)}
+
 
 def execute(plan: list[list[Any]]) -> None:
     """Run every step in order; the first failure ends it."""

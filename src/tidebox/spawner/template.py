@@ -108,7 +108,7 @@ def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None, age
         _serve(sock, uid_base is not None, make_agent)
         status = 0
     except steps.StepFailed as error:
-        channel.send(sock, {"failed": error.step, "errno": error.errno, "text": os.strerror(error.errno)})
+        channel.send(sock, error.told())
     except BaseException as error:
         os.dup2(complaints, 2)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -191,7 +191,7 @@ def _serve(sock: _socket.socket, two_ids: bool, make_agent: MakeAgent | None) ->
     """Make a box per order, and see to those there are, until the spawner is gone."""
     epoll = select.epoll()
     epoll.register(sock.fileno(), select.EPOLLIN)
-    boxes = SingleBoxes(sock, epoll, two_ids) if make_agent is None else AgentBoxes(sock, epoll, two_ids)
+    boxes = SingleBoxes(epoll, two_ids) if make_agent is None else AgentBoxes(sock, epoll, two_ids)
     shapes: dict[str, Shape] = {}
     while True:
         events = epoll.poll(boxes.patience)
@@ -213,6 +213,6 @@ def _serve(sock: _socket.socket, two_ids: bool, make_agent: MakeAgent | None) ->
             try:
                 boxes.open(order)
             except OSError as error:
-                channel.send(sock, {"box": order.box, "failed": "clone", "errno": error.errno or 0, "text": str(error)})
+                boxes.refuse(order, steps.StepFailed("clone", error))
                 for descriptor in descriptors:
                     os.close(descriptor)

@@ -37,6 +37,8 @@ _LARGE_PIPE = 1 << 18
 _LARGEST_ORDER = 1 << 16
 _ORDER_SIZE = Struct("=I")
 _LARGEST_REPORT = 4096
+# Its init, and its workspace.
+_ANSWER_DESCRIPTORS = 2
 _INT = Struct("i")
 # As the template packs an end, and a program that it could not begin (errno, then the step); they differ in size.
 _END = Struct("=iqq")
@@ -139,11 +141,16 @@ def _sockets(kind: int) -> tuple[int, int]:
 class PipedExec(Exec):
     """The handle of that program; also the iterator of its events."""
 
-    def __init__(self, ends: Ends, on_end: Callable[[], None]) -> None:
-        """``on_end`` is called when the process in the box is gone, whatever it was."""
+    def __init__(
+        self, ends: Ends, on_answer: Callable[[bytes, list[int]], None], on_failure: Callable[[str], None]
+    ) -> None:
+        """``on_answer`` is given what the box says when it stands, or that it does not; ``on_failure`` the step at
+        which it died without a word."""
         self.ended = False
         self.started = False
-        self._on_end = on_end
+        self._on_answer = on_answer
+        self._on_failure = on_failure
+        self._stands = False
         self._loop = asyncio.get_running_loop()
         control, self._stdin, stdout, stderr = ends.ours
         self._control = socket.socket(fileno=control)
@@ -157,7 +164,7 @@ class PipedExec(Exec):
         self._grace: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._command = ""
-        self._loop.add_reader(control, self._on_report)
+        self._loop.add_reader(control, self._on_control)
 
     async def start(self, command: Command) -> None:
         """Order the program, the only one that this box will have."""
@@ -195,19 +202,33 @@ class PipedExec(Exec):
             self._size -= len(event.data)
         return event
 
-    def _on_report(self) -> None:
-        """The end; what the program wrote before is in the pipes by then."""
+    def _on_control(self) -> None:
+        descriptors: list[int] = []
         try:
-            data = self._control.recv(_LARGEST_REPORT)
+            if self._stands:
+                data = self._control.recv(_LARGEST_REPORT)
+            else:
+                data, descriptors, _, _ = socket.recv_fds(
+                    self._control, _LARGEST_REPORT, _ANSWER_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                )
         except BlockingIOError:
             return
         except OSError:
             data = b""
+        if not self._stands and data and len(data) != _END.size:
+            self._stands = bool(descriptors)
+            self._on_answer(data, list(descriptors))
+            return
+        if not self._stands:
+            self._on_failure("init" if data else "template")
+        self._on_report(data)
+
+    def _on_report(self, data: bytes) -> None:
+        """The end; what the program wrote before is in the pipes by then."""
         self._loop.remove_reader(self._control.fileno())
         self.ended = True
         self._report = Report.parse(data)
         self.lost = self._report is None or not self.started
-        self._on_end()
         for stream in self._open_streams():
             self._read(stream)
         if self._open_streams():

@@ -100,6 +100,7 @@ class NativeRuntime(Runtime):
                 box=name,
                 template=template,
                 shape=shape,
+                single=spec.single,
                 cgroup=bool(self._spawner_facts["cgroup"]),
                 leaves=spec.shared,
                 limits=cgroup_limits(spec.limits, single=spec.single, shared=spec.shared),
@@ -112,15 +113,12 @@ class NativeRuntime(Runtime):
         link = single = None
         started: Exec | None = None
 
-        def give_up() -> None:
-            spawner.give_up(answer, name)
-
         # Nothing is waited for: the box finds what it is to do when it comes to life.
         if spec.single:
-            single = PipedExec(ends, give_up)
+            single = PipedExec(ends, spawner.take_answer, lambda step: spawner.fail(answer, step))
         else:
             link = Link.to(socket.socket(fileno=ends.ours[0]), _READY)
-            link.on_lost = give_up
+            link.on_lost = lambda: spawner.give_up(answer, name)
         try:
             if first is not None and single is not None:
                 await single.start(first)
@@ -129,11 +127,13 @@ class NativeRuntime(Runtime):
                 started = link.open_exec(exec_request(first))
             if started is not None and first_input:
                 await started.write(first_input)
-            message, (pidfd, workspace) = await asyncio.shield(answer)
+            message, (pidfd, workspace) = await (asyncio.shield(answer) if link is not None else answer)
         except BaseException:
-            # A single program is let go of only then: its template ends it at once, and then it might never answer.
-            answer.add_done_callback(lambda done: _abandon(spawner, name, single, done))
+            if single is not None:
+                single.close()
+                spawner.abandon(answer, name)
             if link is not None:
+                answer.add_done_callback(lambda done: _abandon(spawner, name, done))
                 await link.close()
             raise
         meter = spawner.meter(message, own_processes=0 if spec.single else 1)
@@ -229,6 +229,7 @@ class NativeRuntime(Runtime):
         self._spawner = Spawner.start(self.interpreters.python, self._environment if os.getuid() != 0 else None)
         try:
             self._spawner_facts, _ = await self._spawner.request("facts")
+            self._spawner.note_files(self._spawner_facts["files"])
         except ProvisionFailed as error:
             raise RuntimeUnavailable(f"the spawner did not start under {self.interpreters.python}") from error
 
@@ -243,20 +244,13 @@ class NativeRuntime(Runtime):
         )
 
 
-def _abandon(
-    spawner: Spawner,
-    box: str,
-    single: PipedExec | None,
-    opened: asyncio.Future[tuple[dict[str, Any], list[int]]],
-) -> None:
+def _abandon(spawner: Spawner, box: str, opened: asyncio.Future[tuple[dict[str, Any], list[int]]]) -> None:
     """A box that nobody waited for any more: its agent ends with the link, the rest goes here."""
-    if single is not None:
-        single.close()
     if opened.cancelled() or opened.exception() is not None:
         return
     for descriptor in opened.result()[1]:
         os.close(descriptor)
-    spawner.send("close", box=box)
+    spawner.send("close", box=box, given_up=False)
 
 
 def _template_name(image: Image, spec: BoxSpec) -> str:

@@ -141,8 +141,12 @@ class Spawner:
         if not data:
             self._lost()
             return False
+        self.take_answer(data, list(descriptors))
+        return True
+
+    def take_answer(self, data: bytes, descriptors: list[int]) -> None:
+        """What came from the spawner, or on its behalf from a box."""
         message = cbor.decode(data)
-        self._leaves.note(message)
         future = self._pending.pop(message["re"], None)
         if future is None or future.done():
             for descriptor in descriptors:
@@ -153,8 +157,7 @@ class Spawner:
                 ProvisionFailed(f"could not make a box: {step}: {message['text']}", step=step, errno=message["errno"])
             )
         else:
-            future.set_result((message, list(descriptors)))
-        return True
+            future.set_result((message, descriptors))
 
     def _lost(self) -> None:
         if self.gone.is_set():
@@ -173,7 +176,7 @@ class Spawner:
 
     def meter(self, opened: Mapping[str, Any], own_processes: int) -> Meter:
         """What counts the usage of a box that was opened, in whose cgroup so many processes are ours."""
-        return Meter(self._leaves.open(opened.get("leaf")), own_processes)
+        return Meter(self._leaves.open(opened), own_processes)
 
     async def close_box(self, box: str, meter: Meter) -> None:
         """Let a dead box's cgroup go, or be the next box's."""
@@ -183,7 +186,24 @@ class Spawner:
             self._leaves.give_back(meter.counters)
             # A spawner that dies over this takes the cgroup with it, or its successor does.
             with contextlib.suppress(ProvisionFailed):
-                await self.request("close", box=box)
+                await self.request("close", box=box, given_up=False)
+
+    def note_files(self, files: Mapping[str, str]) -> None:
+        """Where what boxes use is counted."""
+        self._leaves.files = files
+
+    def fail(self, opening: asyncio.Future[tuple[dict[str, Any], list[int]]], step: str) -> None:
+        """Nobody will answer any more: the box is dead, or the ``step`` that makes it."""
+        if not opening.done():
+            opening.set_exception(ProvisionFailed("the box died while it was made", step=step))
+
+    def abandon(self, opening: asyncio.Future[tuple[dict[str, Any], list[int]]], box: str) -> None:
+        """Nobody waits for a box for a single program any more, or there will be none."""
+        self._pending = {number: future for number, future in self._pending.items() if future is not opening}
+        if opening.done() and not opening.cancelled() and opening.exception() is None:
+            for descriptor in opening.result()[1]:
+                os.close(descriptor)
+        self.send("close", box=box, given_up=True).add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def give_up(self, opening: asyncio.Future[tuple[dict[str, Any], list[int]]], box: str) -> None:
         """A box whose init is dead; what it may have said before comes the long way and has its time."""

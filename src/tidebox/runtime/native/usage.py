@@ -13,8 +13,9 @@ _MOST_IDLE = 8
 class Counters:
     """The files of one cgroup, opened once: opening costs more than reading, and the end of a program waits for it."""
 
-    def __init__(self, leaf: str, files: Mapping[str, str]) -> None:
+    def __init__(self, leaf: str, edition: int, files: Mapping[str, str]) -> None:
         self.leaf = leaf
+        self.edition = edition
         self._descriptors: dict[str, int] = {}
         for name, path in files.items():
             try:
@@ -52,20 +53,21 @@ class Leaves:
     """The counters of every leaf of a spawner. Those of the last that were used stay open: a leaf comes round again."""
 
     def __init__(self) -> None:
-        self._files: dict[str, str] = {}
+        self.files: Mapping[str, str] = {}
+        """Where they are, with {} for the name of the leaf."""
         self._idle: dict[str, Counters] = {}
 
-    def note(self, answer: Mapping[str, Any]) -> None:
-        """What the spawner tells of a leaf, which it tells once, whether or not anybody still waits for the box."""
-        self._files = answer.get("files", self._files)
-        if not answer.get("used", True) and (stale := self._idle.pop(answer["leaf"], None)) is not None:
-            stale.close()
-
-    def open(self, leaf: str | None) -> Counters:
-        """Those of the leaf that a box was put into, if it was put into one."""
-        if leaf is None:
-            return Counters("", {})
-        return self._idle.pop(leaf, None) or Counters(leaf, self._files)
+    def open(self, opened: Mapping[str, Any]) -> Counters:
+        """Those of the leaf that a box was put into, as its spawner tells, if it was put into one."""
+        if "leaf" not in opened:
+            return Counters("", 0, {})
+        leaf, edition = opened["leaf"], opened["edition"]
+        kept = self._idle.pop(leaf, None)
+        if kept is not None and kept.edition == edition:
+            return kept
+        if kept is not None:
+            kept.close()
+        return Counters(leaf, edition, self.files)
 
     def give_back(self, counters: Counters) -> None:
         """The box is gone. What becomes of its leaf does not matter: the name is never another's."""

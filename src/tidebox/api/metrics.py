@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -17,7 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 from tidebox.api.asgi import Receive, Scope, Send
 from tidebox.broker.meter import Meter
 from tidebox.errors import Overloaded, TideboxError
-from tidebox.model.run import Conclusion, Reason
+from tidebox.model.run import Conclusion, Phase, Reason
 
 _COMPONENT = "orchestrator"
 _STREAMS = "ws"
@@ -53,7 +54,9 @@ class Metrics(Meter):
         registry.register(self)
         ProcessCollector(registry=registry)
         self._sessions = Counter("sandbox_sessions_created", "Sessions made.", ["runtime"], registry=registry)
-        self._started = Counter("sandbox_runs_started", "Programs accepted.", ["runtime"], registry=registry)
+        self._started = Counter("sandbox_runs_started", "Programs accepted.", ["runtime"], registry=registry).labels(
+            runtime
+        )
         self._completed = Counter(
             "sandbox_runs_completed", "Programs that are over.", ["runtime", "outcome", "reason"], registry=registry
         )
@@ -66,14 +69,14 @@ class Metrics(Meter):
         )
         self._waited = Histogram(
             "sandbox_queue_wait_seconds", "From the order to the slot.", ["runtime"], buckets=_WAITS, registry=registry
-        )
+        ).labels(runtime)
         self._latency = Histogram(
             "sandbox_run_start_latency_seconds",
             "From the order to the program's start.",
             ["runtime"],
             buckets=_DURATIONS,
             registry=registry,
-        )
+        ).labels(runtime)
         self._exit_codes = Counter(
             "sandbox_run_exit_codes", "Exit codes of programs.", ["runtime", "exit_code"], registry=registry
         )
@@ -116,6 +119,16 @@ class Metrics(Meter):
         self._upload_bytes = Counter("sandbox_upload_bytes", "Bytes uploaded.", ["kind"], registry=registry)
         self._upload_files = Counter("sandbox_upload_files", "Files uploaded.", ["kind"], registry=registry)
         self._artifact_bytes = Counter("sandbox_artifact_bytes", "Artifacts kept.", ["runtime"], registry=registry)
+        self._by_end = functools.cache(self._find_by_end)
+        self._by_exit_code = functools.cache(self._find_by_exit_code)
+
+    # Looked up once: most programs end alike, and the way through the labels costs more than to count.
+    def _find_by_end(self, phase: Phase, reason: Reason) -> tuple[Counter, Histogram]:
+        labels = (self._runtime, phase.value, reason.value)
+        return self._completed.labels(*labels), self._duration.labels(*labels)
+
+    def _find_by_exit_code(self, code: int) -> Counter:
+        return self._exit_codes.labels(self._runtime, str(code))
 
     def refused(self, error: TideboxError) -> None:
         """An order was not accepted."""
@@ -125,24 +138,24 @@ class Metrics(Meter):
 
     def accepted(self) -> None:
         """An order was accepted."""
-        self._started.labels(self._runtime).inc()
+        self._started.inc()
 
     def started(self, waited: float) -> None:
         """A program was given a slot after so many seconds."""
-        self._waited.labels(self._runtime).observe(waited)
+        self._waited.observe(waited)
 
     def running(self, seconds: float) -> None:
         """A program runs, so many seconds after its order was accepted."""
-        self._latency.labels(self._runtime).observe(seconds)
+        self._latency.observe(seconds)
 
     def ended(self, conclusion: Conclusion, seconds: float) -> None:
         """A program is over, so many seconds after it was given its slot."""
-        labels = (self._runtime, conclusion.phase.value, conclusion.reason.value)
-        self._completed.labels(*labels).inc()
+        completed, duration = self._by_end(conclusion.phase, conclusion.reason)
+        completed.inc()
         if seconds:
-            self._duration.labels(*labels).observe(seconds)
+            duration.observe(seconds)
         if conclusion.exit_code is not None:
-            self._exit_codes.labels(self._runtime, str(conclusion.exit_code)).inc()
+            self._by_exit_code(conclusion.exit_code).inc()
         if conclusion.reason is Reason.QUEUE_TTL_EXPIRED:
             self._expired.labels(_COMPONENT, self._runtime, conclusion.reason.value).inc()
 

@@ -8,9 +8,9 @@ at any time and more than once.
 from __future__ import annotations
 
 import abc
+import asyncio
 import enum
 import re
-from asyncio import Event as Flag
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -314,8 +314,12 @@ class Box(abc.ABC):
         """Copy a stopped box's whole workspace into an empty directory."""
 
     @abc.abstractmethod
+    def begin_close(self) -> asyncio.Task[None]:
+        """Leave nothing of the box; the task is over when nothing is left, however often it is asked for."""
+
     async def close(self) -> None:
-        """Leave nothing of the box."""
+        """The same, and wait for it."""
+        await asyncio.shield(self.begin_close())
 
 
 class Runtime(abc.ABC):
@@ -363,7 +367,7 @@ class Order:
     """Called with the box when every process in it is dead and before it is closed."""
     cancel_grace: float = CANCEL_GRACE_SECONDS
     """How long the program may go on after it was told to end."""
-    kill: Flag | None = None
+    kill: asyncio.Event | None = None
     """When set, the program is ended at once, without that grace."""
 
 
@@ -382,5 +386,5 @@ class Runner(abc.ABC):
     """Runs one order at a time in a fresh box each: what the broker sees of the runtimes."""
 
     @abc.abstractmethod
-    async def run(self, order: Order, sink: Sink, cancel: Flag | None = None) -> Ending:
+    async def run(self, order: Order, sink: Sink, cancel: asyncio.Event | None = None) -> Ending:
         """Run ``order``; events go to ``sink`` as they come. Raises only for failures that are not the program's."""

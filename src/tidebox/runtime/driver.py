@@ -37,7 +37,7 @@ class Driver(Runner):
             return await _Watch(box, program, order, sink, cancel).ending()
         finally:
             # Nobody waits for the last of it but the driver's own close.
-            task = asyncio.get_running_loop().create_task(box.close())
+            task = box.begin_close()
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 

@@ -256,7 +256,7 @@ class Pool:
         return max(min(times) + self._max_age - time.monotonic(), 0.01) if times else None
 
     def _discard(self, cell: Cell) -> None:
-        task = asyncio.get_running_loop().create_task(cell.box.close())
+        task = cell.box.begin_close()
         self._discarding.add(task)
         task.add_done_callback(self._discarding.discard)
 

@@ -169,10 +169,10 @@ class NativeBox(Box):
         await self.stop()
         return await asyncio.to_thread(workspaces.collect, self._workspace, target, limits)
 
-    async def close(self) -> None:
+    def begin_close(self) -> asyncio.Task[None]:
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
-        await asyncio.shield(self._closing)
+        return self._closing
 
     async def _close(self) -> None:
         if not self._dead.is_set():

@@ -217,6 +217,17 @@ async def test_what_is_said_of_one_that_ended_is_not_said_of_the_next(runtime: N
         await box.close()
 
 
+async def test_a_box_whose_template_dies_over_it_is_made_by_the_next(runtime: NativeRuntime) -> None:
+    await open_and_close(runtime, 1)
+    for _ in range(5):
+        template, _ = keepers(runtime)
+        _, most = resource.prlimit(template, resource.RLIMIT_NOFILE)
+        # Not all that comes with the next order gets a number.
+        resource.prlimit(template, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{template}/fd")) + 3, most))
+        await open_and_close(runtime, 1)
+        assert keepers(runtime)[0] != template
+
+
 async def open_and_close(runtime: NativeRuntime, count: int) -> None:
     for _ in range(count):
         await (await runtime.open(BoxSpec(single=True))).close()

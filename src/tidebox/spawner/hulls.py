@@ -13,6 +13,7 @@ import _socket
 import os
 import select
 
+from tidebox.agent.child import HIGHEST_DESCRIPTOR
 from tidebox.spawner import channel, networks, steps
 from tidebox.spawner import syscalls as sys_
 
@@ -56,7 +57,6 @@ class Hulls:
         self._sock, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         pid = os.fork()
         if not pid:
-            self._sock.close()
             _make_hulls(theirs)
         theirs.close()
         self.maker = os.pidfd_open(pid)
@@ -86,6 +86,9 @@ def _make_hulls(sock: _socket.socket) -> NoReturn:
     """Keep some ready, until the template is gone."""
     status = 1
     try:
+        # Nothing of the template's: that it is dead is seen by what it had open, and only if nobody else has that too.
+        os.closerange(3, sock.fileno())
+        os.closerange(sock.fileno() + 1, HIGHEST_DESCRIPTOR)
         _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
         # Below zero when somebody waits for one.
         ready = 0

@@ -28,6 +28,8 @@ from tidebox.wire.messages import EXEC_LIMITS, Ready
 
 # What the agent will say, which is this very software.
 _READY = Ready(boot_time_ns=0, init_time_ns=0, ready_time_ns=0, exec_limits=EXEC_LIMITS)
+# What makes boxes may be killed over one, and then be asked once more while it dies.
+_RETRIES = 2
 
 
 class NativeRuntime(Runtime):
@@ -76,14 +78,15 @@ class NativeRuntime(Runtime):
 
     async def open(self, spec: BoxSpec, *, first: Command | None = None, first_input: bytes = b"") -> Box:
         image = self._images.resolve(spec.image)
-        try:
-            return await self._open(spec, image, first, first_input)
-        except ProvisionFailed as error:
-            if error.details.get("step") not in ("spawner", "template"):
-                raise
-            # The spawner or a template was killed under us; there is a new one by the time we ask again.
-            self._forget_templates()
-            return await self._open(spec, image, first, first_input)
+        for _ in range(_RETRIES):
+            try:
+                return await self._open(spec, image, first, first_input)
+            except ProvisionFailed as error:
+                if error.details.get("step") not in ("spawner", "template"):
+                    raise
+                # The spawner or a template was killed under us; as a rule there is a new one by the time we ask again.
+                self._forget_templates()
+        return await self._open(spec, image, first, first_input)
 
     async def _open(self, spec: BoxSpec, image: Image, first: Command | None, first_input: bytes) -> NativeBox:
         template = _template_name(image, spec)

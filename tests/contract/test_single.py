@@ -138,6 +138,33 @@ async def test_a_box_that_cannot_be_asked_for_costs_no_descriptor(
     monkeypatch.undo()
 
 
+@pytest.mark.parametrize("single", [True, False], ids=["single", "agent"])
+async def test_a_box_whose_descriptors_find_no_room_is_refused(runtime: NativeRuntime, single: bool) -> None:
+    spec = BoxSpec(single=single)
+    await (await runtime.open(spec)).close()
+    before = count_descriptors()
+    opening = asyncio.ensure_future(runtime.open(spec))
+    await asyncio.sleep(0)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        with pytest.raises(ProvisionFailed, match="no descriptors left"):
+            await opening
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    await (await runtime.open(spec)).close()
+    assert count_descriptors() == before
+
+
+def count_descriptors() -> int:
+    """Those of this process but the counters of cgroups, of which some are kept."""
+    # The listing's own is gone by the time it is looked at.
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return sum(os.path.lexists(link) and not os.readlink(link).startswith("/sys/fs/cgroup") for link in links)
+
+
 async def test_the_end_of_init_ends_the_program(box: Box) -> None:
     seconds = str(100_000 + os.getpid())
     program = await box.exec(Command(argv=["sh", "-c", f"echo up; exec sleep {seconds}"]))

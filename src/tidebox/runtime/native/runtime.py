@@ -28,6 +28,8 @@ from tidebox.wire.messages import EXEC_LIMITS, Ready
 
 # What the agent will say, which is this very software.
 _READY = Ready(boot_time_ns=0, init_time_ns=0, ready_time_ns=0, exec_limits=EXEC_LIMITS)
+# Of its init, and of its workspace.
+_BOX_DESCRIPTORS = 2
 # What makes boxes may be killed over one, and then be asked once more while it dies.
 _RETRIES = 2
 
@@ -130,7 +132,9 @@ class NativeRuntime(Runtime):
                 started = link.open_exec(exec_request(first))
             if started is not None and first_input:
                 await started.write(first_input)
-            message, (pidfd, workspace) = await (asyncio.shield(answer) if link is not None else answer)
+            message, descriptors = await (asyncio.shield(answer) if link is not None else answer)
+            if len(descriptors) != _BOX_DESCRIPTORS:
+                raise ProvisionFailed("no descriptors left for a box", step="pipes")
         except BaseException:
             if single is not None:
                 single.close()
@@ -139,6 +143,7 @@ class NativeRuntime(Runtime):
                 answer.add_done_callback(lambda done: _abandon(spawner, name, done))
                 await link.close()
             raise
+        pidfd, workspace = descriptors
         meter = spawner.meter(message, own_processes=0 if spec.single else 1)
         box = NativeBox(name, image.digest, spawner, link, single, pidfd, workspace, meter, spec.limits, spec.shared)
         box.first = started

@@ -18,7 +18,7 @@ from tests.contract.test_faults import wait_until
 from tests.contract.test_runtime import collect, output
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
-from tidebox.errors import BoxGone, ExecFailed, PayloadTooLarge, ProvisionFailed
+from tidebox.errors import BoxGone, ExecFailed, PayloadTooLarge, ProvisionFailed, RuntimeUnavailable
 from tidebox.model.events import Exited
 from tidebox.model.limits import MIB, Limits
 from tidebox.runtime.base import Box, BoxSpec, Command, Exec
@@ -242,6 +242,23 @@ async def test_what_is_said_of_one_that_ended_is_not_said_of_the_next(runtime: N
         assert output(await collect(following.first)) == b"next\n"
         await following.close()
         await box.close()
+
+
+async def test_boxes_asked_for_at_the_end_start_nothing_anew(tmp_path: Path) -> None:
+    engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
+    await open_and_close(engine.runtime, 1)
+    spawner = engine.runtime.spawner_pid()
+    assert spawner is not None
+    openings = [asyncio.ensure_future(engine.runtime.open(BoxSpec(single=True))) for _ in range(20)]
+    await asyncio.sleep(0)
+    await engine.close()
+    for opened in await asyncio.gather(*openings, return_exceptions=True):
+        if isinstance(opened, Box):
+            await opened.close()
+        else:
+            assert isinstance(opened, RuntimeUnavailable)
+    assert engine.runtime.spawner_pid() is None
+    assert descendants(spawner) == []
 
 
 async def test_a_box_whose_template_dies_over_it_is_made_by_the_next(runtime: NativeRuntime) -> None:

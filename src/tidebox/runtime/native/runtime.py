@@ -62,6 +62,7 @@ class NativeRuntime(Runtime):
         self._shapes: set[tuple[str, str]] = set()
         self._held: dict[str, int] = {}
         self._boxes: set[NativeBox] = set()
+        self._closed = False
 
     def parking(self, kind: CellKind, image: str, at_once: bool = False) -> Command:
         # The warm interpreter is the host's; another image's Python must be started. What only replaces itself may
@@ -194,6 +195,8 @@ class NativeRuntime(Runtime):
         self._shapes.clear()
 
     async def close(self) -> None:
+        # Whoever waits for a box meanwhile must not start everything anew.
+        self._closed = True
         await asyncio.gather(*(box.close() for box in list(self._boxes)))
         if self._spawner is not None:
             await self._spawner.close()
@@ -234,10 +237,13 @@ class NativeRuntime(Runtime):
         if self._spawner is not None:
             await self._spawner.close()
         self._forget_templates()
-        self._spawner = Spawner.start(self.interpreters.python, self._environment if os.getuid() != 0 else None)
+        if self._closed:
+            raise RuntimeUnavailable("the runtime is closed")
+        spawner = Spawner.start(self.interpreters.python, self._environment if os.getuid() != 0 else None)
+        self._spawner = spawner
         try:
-            self._spawner_facts, _ = await self._spawner.request("facts")
-            self._spawner.note_files(self._spawner_facts["files"])
+            self._spawner_facts, _ = await spawner.request("facts")
+            spawner.note_files(self._spawner_facts["files"])
         except ProvisionFailed as error:
             raise RuntimeUnavailable(f"the spawner did not start under {self.interpreters.python}") from error
 

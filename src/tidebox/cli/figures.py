@@ -27,8 +27,8 @@ class Effort:
 FULL = Effort(
     samples=100,
     idle_samples=20,
-    rounds=5,
-    runs_per_round=160,
+    rounds=4,
+    runs_per_round=480,
     transfers=5,
     transfer_bytes=128 * MIB,
     stream_bytes=64 * MIB,

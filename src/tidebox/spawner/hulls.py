@@ -70,7 +70,8 @@ class Hulls:
         # The inits have the maker's descriptors too, and keep its end open when it is dead.
         if any(fd == self.maker for fd, _ in self._poll.poll()):
             raise MakerDied
-        received = channel.receive(self._sock)
+        # Unpacked as an order is: the maker is no closer to hostile code than this process.
+        received = channel.receive_order(self._sock)
         assert received is not None
         message, descriptors = received
         if not descriptors:
@@ -110,7 +111,7 @@ def _make_hulls(sock: _socket.socket) -> NoReturn:
                 refused = True
                 if ready >= 0:
                     continue
-                channel.send(sock, {"errno": error.errno})
+                channel.send_order(sock, {"errno": error.errno})
             ready += 1
         status = 0
     finally:
@@ -121,7 +122,7 @@ def _make_hull(sock: _socket.socket) -> None:
     networks.enter_new()
     hull = Hull(*sys_.clone_sleeper(_MADE))
     try:
-        channel.send(sock, {"pid": hull.pid}, (hull.pidfd,))
+        channel.send_order(sock, {"pid": hull.pid}, (hull.pidfd,))
     except OSError:
         hull.sink()
         raise

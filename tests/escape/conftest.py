@@ -26,7 +26,7 @@ os.environ["TIDEBOX_ESCAPE_CANARY"] = "canary-" + os.urandom(12).hex()
 def box_arun(box_runner: BoxRunner) -> Iterator[Callable[..., Any]]:
     """Run code in a fresh box without blocking, for tests with several at once."""
 
-    async def arun(code: str, language: str = "python", **options: Any) -> Result:
+    async def arun(code: str | None = None, language: str = "python", **options: Any) -> Result:
         options.setdefault("timeout", 20.0)
         result: Result = await asyncio.wrap_future(
             box_runner.submit(run_on(box_runner.engine, code, language, **options))

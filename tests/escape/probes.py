@@ -56,7 +56,7 @@ class Run(Protocol):
 class AsyncRun(Protocol):
     """The same without blocking, for several at once."""
 
-    def __call__(self, code: str, language: str = "python", **options: Any) -> Awaitable[Result]: ...
+    def __call__(self, code: str | None = None, language: str = "python", **options: Any) -> Awaitable[Result]: ...
 
 
 def python(source: str) -> str:

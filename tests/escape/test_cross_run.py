@@ -7,10 +7,11 @@ import contextlib
 import os
 import resource
 import uuid
+from typing import Any
 
 import pytest
 
-from tests.escape.probes import AsyncRun, Run, python, said
+from tests.escape.probes import MIB, AsyncRun, Run, python, said
 from tests.escape.test_inheritance import scan_for
 from tests.escape.test_processes import KILL_EVERYTHING
 from tidebox.errors import ProvisionFailed
@@ -84,6 +85,40 @@ def test_secrets_of_a_run_are_not_in_the_memory_of_the_next(box_run: Run) -> Non
     assert said(box_run(hold, env={"RUN_SECRET": secret}, stdin=secret.encode())) == "1000"
     baseline = int(said(box_run(scan_for("canary-" + os.urandom(12).hex()))))
     assert int(said(box_run(scan_for(secret)))) <= baseline
+
+
+# Ways to hand a secret to a program; each gets it in the place of {}.
+HANDED: dict[str, dict[str, Any]] = {
+    "python": {"code": "held = '{}'", "env": {"HELD": "{}"}, "stdin": "{}"},
+    "shell": {"code": ": {}", "language": "shell", "env": {"HELD": "{}"}, "stdin": "{}"},
+    "javascript": {"code": "// {}", "language": "javascript", "env": {"HELD": "{}"}, "stdin": "{}"},
+    "command": {"command": ["true", "{}"], "env": {"HELD": "{}"}, "stdin": "{}"},
+    "absent-command": {"command": ["no-{}"], "env": {"HELD": "{}"}, "stdin": "{}"},
+    "files": {"code": "open('file').read()", "files": {"file": b"{}", "other-{}": b""}},
+    "pool": {"code": "held = '{}'", "memory": 100 * MIB, "stdin": "{}"},
+}
+
+
+@pytest.mark.parametrize("way", sorted(HANDED))
+async def test_what_one_program_is_handed_no_other_finds_in_its_memory(box_arun: AsyncRun, way: str) -> None:
+    """Programs are forked from one template, which never holds what they are to do."""
+    secret = "canary-" + os.urandom(12).hex()
+    await box_arun(**_fill_in(HANDED[way], secret))
+    holder = asyncio.ensure_future(box_arun("import time; time.sleep(1)", env={"HELD": secret}, stdin=secret))
+    baseline = int(said(await box_arun(scan_for("canary-" + os.urandom(12).hex()))))
+    for limits in ({}, {"memory": 100 * MIB}):
+        assert int(said(await box_arun(scan_for(secret), **limits))) <= baseline
+    await holder
+
+
+def _fill_in(value: Any, secret: str) -> Any:
+    if isinstance(value, dict):
+        return {_fill_in(name, secret): _fill_in(item, secret) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_fill_in(item, secret) for item in value]
+    if isinstance(value, str | bytes):
+        return value.replace("{}", secret) if isinstance(value, str) else value.replace(b"{}", secret.encode())
+    return value
 
 
 @pytest.mark.parametrize(

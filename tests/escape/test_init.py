@@ -226,6 +226,60 @@ def test_signal_delivery_cannot_be_aimed_at_init(box_run: Run) -> None:
     assert said(box_run(program)) == "still here"
 
 
+def test_what_the_server_writes_cannot_be_made_a_signal_for_init(box_run: Run) -> None:
+    """Signals from outside the box could kill its init; this one is sent by whoever writes into the pipe."""
+    program = python(
+        """
+        import fcntl
+        for number in (9, 19, 0):
+            try:
+                fcntl.fcntl(0, fcntl.F_SETOWN, 1)
+                fcntl.fcntl(0, 10, number)  # F_SETSIG
+            except OSError:
+                pass
+            fcntl.fcntl(0, fcntl.F_SETFL, os.O_ASYNC)
+            left = 300_000
+            while left:
+                left -= len(os.read(0, min(left, 10_000)))
+        print("still here")
+        """
+    )
+    # Far more than a pipe holds: most of it is written while the program reads.
+    assert said(box_run(program, stdin=b"x" * 900_000)) == "still here"
+
+
+def test_orphans_are_taken_whatever_signal_they_end_with(box_run: Run) -> None:
+    """A child that ends with another signal than SIGCHLD, or none, waits for a parent that asks for just that."""
+    program = python(
+        """
+        import time
+        def states():
+            for name in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    yield open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[0]
+                except OSError:
+                    pass
+        for number in (0, 10, 17, 18, 34):
+            parent = os.fork()
+            if parent == 0:
+                for end in (0, 0.05):
+                    for _ in range(20):
+                        if call(NR.clone, number, 0, 0, 0, 0) == 0:
+                            time.sleep(end)
+                            os._exit(0)
+                # Of both kinds: those that are dead before their parent, and those that outlive it.
+                time.sleep(0.02)
+                os.kill(os.getpid(), 9)
+            os.waitpid(parent, 0)
+        deadline = time.monotonic() + 15
+        while list(states()) != ["R"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        print(*states())
+        """
+    )
+    assert said(box_run(program)) == "R"
+
+
 def test_init_answers_while_every_pid_is_taken(box_run: Run) -> None:
     program = """
 import os, sys, time

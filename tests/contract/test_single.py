@@ -6,7 +6,9 @@ import asyncio
 import errno
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -272,9 +274,37 @@ async def test_a_box_whose_template_dies_over_it_is_made_by_the_next(runtime: Na
         assert keepers(runtime)[0] != template
 
 
-async def open_and_close(runtime: NativeRuntime, count: int) -> None:
+async def open_and_close(runtime: NativeRuntime, count: int, single: bool = True) -> None:
     for _ in range(count):
-        await (await runtime.open(BoxSpec(single=True))).close()
+        await (await runtime.open(BoxSpec(single=single))).close()
+
+
+@pytest.mark.parametrize("single", [True, False], ids=["single", "agent"])
+async def test_a_machine_without_another_network_spares_the_boxes_there_are(
+    runtime: NativeRuntime, single: bool
+) -> None:
+    if not is_root() or shutil.which("nsenter") is None:
+        pytest.skip("needs a way into the template's user namespace: not without root")
+    box = await runtime.open(BoxSpec(single=single))
+    program = await box.exec(Command(argv=["cat"]))
+    async with asyncio.timeout(20):
+        await anext(program.events())
+    # Without a maker of hulls the template is the last.
+    template = keepers(runtime)[0 if single else 1]
+    _allow_networks(template, 0)
+    with pytest.raises(ProvisionFailed) as caught:
+        await open_and_close(runtime, 10, single)
+    assert caught.value.details["errno"] == errno.ENOSPC
+    _allow_networks(template, 1000)
+    await open_and_close(runtime, 10, single)
+    assert output(await collect(program, b"still here")) == b"still here"
+    await box.close()
+
+
+def _allow_networks(template: int, count: int) -> None:
+    """How many there may be in its user namespace."""
+    into = ["nsenter", "-t", str(template), "-U", "-m", "-p", "-S", "0", "-G", "0"]
+    subprocess.run([*into, "sh", "-c", f"echo {count} > /proc/sys/user/max_net_namespaces"], check=True)
 
 
 async def test_a_machine_without_room_for_another_spares_the_boxes_there_are(runtime: NativeRuntime) -> None:

@@ -36,21 +36,29 @@ class Networks:
 
     def __init__(self) -> None:
         self._ready: list[int] = []
+        self._refused = False
 
     @property
     def patience(self) -> float | None:
         """How long to wait before ``add`` is called."""
-        return patience(len(self._ready))
+        return None if self._refused else patience(len(self._ready))
 
     def add(self) -> None:
-        """Make one more."""
+        """Make one more. Where the machine is full that can wait until one is needed: the boxes there are go on."""
+        try:
+            self._make()
+        except (OSError, steps.StepFailed):
+            self._refused = True
+
+    def _make(self) -> None:
         enter_new()
         self._ready.append(os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
 
     def enter(self) -> None:
         """Stand in one that was never used."""
+        self._refused = False
         if not self._ready:
-            self.add()
+            self._make()
         network = self._ready.pop()
         try:
             sys_.enter_namespace(network, sys_.CLONE_NEWNET)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.boxes import is_root
 from tests.contract.test_runtime import collect, output
-from tests.contract.test_single import keepers
+from tests.contract.test_single import template_of
 from tests.contract.test_spare import STATE
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
@@ -95,7 +95,7 @@ async def test_one_that_is_over_before_its_box_is_known_was_there(
     await (await runtime.open(_SPEC)).close()
     spawner = runtime.spawner_pid()
     assert spawner is not None
-    template, _ = keepers(runtime)
+    template = template_of(runtime)
     os.kill(template, signal.SIGSTOP)
     opening = asyncio.ensure_future(runtime.open(_SPEC, first=_order(runtime), first_input=block("print(1)")))
     # Time to pass the order on, then to run the program: nobody would tell.

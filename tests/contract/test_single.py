@@ -193,12 +193,16 @@ async def start_program(box: Box) -> tuple[Exec, int]:
     return program, await asyncio.to_thread(_await_process, ["sleep", seconds])
 
 
-def keepers(runtime: NativeRuntime) -> tuple[int, int]:
-    """The template, and its maker of hulls."""
+def keepers(runtime: NativeRuntime) -> list[int]:
+    """What stands behind the boxes: as root what built their root, the template, and its helpers."""
     spawner = runtime.spawner_pid()
     assert spawner is not None
-    template, maker = sorted(set(descendants(spawner)) - set(in_boxes(spawner)))[-2:]
-    return template, maker
+    return sorted(set(descendants(spawner)) - set(in_boxes(spawner)))
+
+
+def template_of(runtime: NativeRuntime) -> int:
+    """The parent of all helpers."""
+    return int(Path(f"/proc/{keepers(runtime)[-1]}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def test_a_box_nobody_waits_for_any_more_leaves_no_cgroup(runtime: NativeRuntime) -> None:
@@ -207,7 +211,7 @@ async def test_a_box_nobody_waits_for_any_more_leaves_no_cgroup(runtime: NativeR
     # So little of the processor that it is long under way.
     slow = BoxSpec(single=True, limits=Limits(cpus=0.01))
     await (await runtime.open(slow)).close()
-    template, _ = keepers(runtime)
+    template = template_of(runtime)
 
     async def await_leaves(spares: int, used: int) -> None:
         wanted = {"leaves": spares + used, "populated": 0}
@@ -228,7 +232,7 @@ async def test_what_is_said_of_one_that_ended_is_not_said_of_the_next(runtime: N
     """Its numbers are taken again while the template still has something to hear about it."""
     box = await runtime.open(BoxSpec(single=True))
     program, pid = await start_program(box)
-    template, _ = keepers(runtime)
+    template = template_of(runtime)
     os.kill(template, signal.SIGSTOP)
     os.kill(init_of(pid), signal.SIGKILL)
     await asyncio.to_thread(wait_until, lambda: _command(str(pid)) == b"", "the program did not end")
@@ -266,12 +270,12 @@ async def test_boxes_asked_for_at_the_end_start_nothing_anew(tmp_path: Path) -> 
 async def test_a_box_whose_template_dies_over_it_is_made_by_the_next(runtime: NativeRuntime) -> None:
     await open_and_close(runtime, 1)
     for _ in range(5):
-        template, _ = keepers(runtime)
+        template = template_of(runtime)
         _, most = resource.prlimit(template, resource.RLIMIT_NOFILE)
         # Not all that comes with the next order gets a number.
         resource.prlimit(template, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{template}/fd")) + 3, most))
         await open_and_close(runtime, 1)
-        assert keepers(runtime)[0] != template
+        assert template_of(runtime) != template
 
 
 async def open_and_close(runtime: NativeRuntime, count: int, single: bool = True) -> None:
@@ -289,8 +293,7 @@ async def test_a_machine_without_another_network_spares_the_boxes_there_are(
     program = await box.exec(Command(argv=["cat"]))
     async with asyncio.timeout(20):
         await anext(program.events())
-    # Without a maker of hulls the template is the last.
-    template = keepers(runtime)[0 if single else 1]
+    template = template_of(runtime) if single else keepers(runtime)[-1]
     _allow_networks(template, 0)
     with pytest.raises(ProvisionFailed) as caught:
         await open_and_close(runtime, 10, single)
@@ -310,13 +313,17 @@ def _allow_networks(template: int, count: int) -> None:
 async def test_a_machine_without_room_for_another_spares_the_boxes_there_are(runtime: NativeRuntime) -> None:
     box = await runtime.open(BoxSpec(single=True))
     program, _ = await start_program(box)
-    for keeper in keepers(runtime):
-        limits = resource.prlimit(keeper, resource.RLIMIT_NPROC)
-        resource.prlimit(keeper, resource.RLIMIT_NPROC, (1, limits[1]))
+    # What makes hulls, and what makes the programs in them.
+    *others, maker = keepers(runtime)
+    for full in ([maker], others):
+        _, most = limits = resource.prlimit(maker, resource.RLIMIT_NPROC)
+        for keeper in full:
+            resource.prlimit(keeper, resource.RLIMIT_NPROC, (1, most))
         with pytest.raises(ProvisionFailed) as caught:
             await open_and_close(runtime, 10)  # some are ready
         assert caught.value.details["errno"] == errno.EAGAIN
-        resource.prlimit(keeper, resource.RLIMIT_NPROC, limits)
+        for keeper in full:
+            resource.prlimit(keeper, resource.RLIMIT_NPROC, limits)
         await open_and_close(runtime, 10)
     events = await collect(program, b"still here\n")
     assert output(events) == b"still here\n"

@@ -202,7 +202,12 @@ def keepers(runtime: NativeRuntime) -> list[int]:
 
 def template_of(runtime: NativeRuntime) -> int:
     """The parent of all helpers."""
-    return int(Path(f"/proc/{keepers(runtime)[-1]}/stat").read_text().rpartition(")")[2].split()[1])
+    return parent_of(keepers(runtime)[-1])
+
+
+def parent_of(pid: int) -> int:
+    """As the kernel tells."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def test_a_box_nobody_waits_for_any_more_leaves_no_cgroup(runtime: NativeRuntime) -> None:
@@ -247,6 +252,32 @@ async def test_what_is_said_of_one_that_ended_is_not_said_of_the_next(runtime: N
         assert following.first is not None
         assert output(await collect(following.first)) == b"next\n"
         await following.close()
+        await box.close()
+
+
+async def test_what_is_said_of_one_that_ended_is_not_said_of_one_that_is_being_made(runtime: NativeRuntime) -> None:
+    """The same, where the numbers are taken by what the template's helpers make meanwhile."""
+    box = await runtime.open(BoxSpec(single=True))
+    program, pid = await start_program(box)
+    template = template_of(runtime)
+    helpers = [keeper for keeper in keepers(runtime) if parent_of(keeper) == template]
+    for helper in helpers:
+        os.kill(helper, signal.SIGSTOP)
+    opening = asyncio.ensure_future(runtime.open(BoxSpec(single=True)))
+    # Orders and what was made are on their way, and there is no way to see that they arrived.
+    await asyncio.sleep(0.3)
+    os.kill(template, signal.SIGSTOP)
+    os.kill(init_of(pid), signal.SIGKILL)
+    await asyncio.to_thread(wait_until, lambda: _command(str(pid)) == b"", "the program did not end")
+    for helper in helpers:
+        os.kill(helper, signal.SIGCONT)
+    await asyncio.sleep(0.3)
+    await program.signal(signal.SIGTERM)
+    os.kill(template, signal.SIGCONT)
+    async with asyncio.timeout(20):
+        waiting = await opening
+        await open_and_close(runtime, 1)
+        await waiting.close()
         await box.close()
 
 

@@ -168,8 +168,9 @@ class SingleBoxes:
 
     def _on_end(self, box: _Box) -> None:
         """The program is dead: by itself, or because its init is."""
-        ended = os.waitid(os.P_PIDFD, box.program, os.WEXITED | os.WNOWAIT)
-        assert ended is not None
+        ended = os.waitid(os.P_PIDFD, box.program, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if ended is None:
+            return  # the event was for what had this number before, and ended in the same round
         by_init = ended.si_status == _signal.SIGKILL and ended.si_code != os.CLD_EXITED and box.hull.is_sinking()
         _, status, usage = os.wait4(box.pid, 0)
         box.program = self._let_go(box.program)

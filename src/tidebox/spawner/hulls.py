@@ -46,8 +46,11 @@ class Hull:
 
     def is_sinking(self) -> bool:
         """Whether its init is about to end; to be asked while something in it has not been waited for."""
-        with open(f"/proc/{self.pid}/stat") as file:
-            return bool(int(file.read().rpartition(")")[2].split()[_FLAGS_FIELD]) & _LEAVING)
+        fd = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return bool(int(os.read(fd, 4096).rpartition(b")")[2].split()[_FLAGS_FIELD]) & _LEAVING)
+        finally:
+            os.close(fd)
 
 
 class Hulls:

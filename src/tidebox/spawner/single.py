@@ -172,14 +172,13 @@ class SingleBoxes:
         if ended is None:
             return  # the event was for what had this number before, and ended in the same round
         by_init = ended.si_status == _signal.SIGKILL and ended.si_code != os.CLD_EXITED and box.hull.is_sinking()
-        _, status, usage = os.wait4(box.pid, 0)
+        report = sys_.wait(box.pid)
         box.program = self._let_go(box.program)
         if by_init:
             self._end(box)
         elif box.control >= 0:
-            cpu_us = int((usage.ru_utime + usage.ru_stime) * 1_000_000)
             try:
-                os.write(box.control, _REPORT.pack(status, cpu_us, usage.ru_maxrss * 1024))
+                os.write(box.control, _REPORT.pack(*report))
             except OSError:
                 pass  # the host is gone, which the socket tells next
 

@@ -158,8 +158,10 @@ class Spawner:
         version, files = 0, {}
         if self._cgroups is not None:
             version = self._cgroups.version
-            self._spares.append(self._new_leaf())
-            files = self._spares[-1].files()
+            # Not kept: no template may put anything into it yet.
+            leaf = self._new_leaf()
+            files = leaf.files()
+            self._closing.append((leaf, None))
         return {
             "cgroup": version,
             "files": files,

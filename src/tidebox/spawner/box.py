@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 
+from tidebox.agent.child import HIGHEST_DESCRIPTOR
 from tidebox.spawner import channel, confine, ids, steps
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.leaves import Leaves
@@ -133,4 +134,4 @@ def _close_all_but(keep: list[int]) -> None:
     for fd in keep:
         os.closerange(low, fd)
         low = fd + 1
-    os.closerange(low, 65536)
+    os.closerange(low, HIGHEST_DESCRIPTOR)

@@ -15,7 +15,7 @@ from tidebox.model.events import Event, Output
 from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command
 from tidebox.model.limits import Limits, make_limits
 from tidebox.model.result import Result
-from tidebox.runtime.base import BoxSpec, CaptureRule, Ending, Order, Sink
+from tidebox.runtime.base import BoxSpec, CaptureRule, Ending, Order, Sink, Switch
 from tidebox.runtime.driver import Driver
 from tidebox.runtime.images import ImageStore
 from tidebox.runtime.native.runtime import NativeRuntime
@@ -79,7 +79,7 @@ class Engine:
         stdin: bytes | AsyncIterator[bytes] | None = None,
         files: Mapping[str, bytes] | None = None,
         artifacts: Iterable[str] = (),
-        cancel: asyncio.Event | None = None,
+        cancel: Switch | None = None,
         tty: tuple[int, int] | None = None,
     ) -> Ending:
         """Run one program in a fresh box."""
@@ -126,7 +126,7 @@ async def run_on(
     files: Mapping[str, bytes] | None = None,
     artifacts: Iterable[str] = (),
     image: str = "host",
-    cancel: asyncio.Event | None = None,
+    cancel: Switch | None = None,
     **limits: Any,
 ) -> Result:
     """Run code, or a command, on ``engine`` and collect its output."""

@@ -35,7 +35,7 @@ async def runtime(tmp_path: Path) -> AsyncIterator[NativeRuntime]:
 
 
 def block(source: str) -> bytes:
-    return encode_program(plan_code("python", source).program)
+    return encode_program(plan_code("python", source).program, 0)
 
 
 async def finish(box: Box) -> tuple[bytes, int | None]:

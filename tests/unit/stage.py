@@ -15,7 +15,7 @@ from tidebox.model.launch import plan_code
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import Outcome, Usage
 from tidebox.model.run import Conclusion
-from tidebox.runtime.base import BoxSpec, Ending, Order, Runner, Sink
+from tidebox.runtime.base import BoxSpec, Ending, Order, Runner, Sink, Switch
 
 ADA = Caller(Principal("ada"), "192.0.2.1", "req-a", "test")
 BOB = Caller(Principal("bob"), "192.0.2.2", "req-b", "test")
@@ -34,7 +34,7 @@ def make_ending(outcome: Outcome = Outcome.EXITED, exit_code: int | None = 0) ->
 class Play:
     """One program on the stage."""
 
-    def __init__(self, order: Order, sink: Sink, cancel: asyncio.Event | None) -> None:
+    def __init__(self, order: Order, sink: Sink, cancel: Switch | None) -> None:
         self.order = order
         self.cancel = cancel
         self._sink = sink
@@ -91,7 +91,7 @@ class Stage(Runner):
         self.doors_open.set()
         self._arrived = asyncio.Condition()
 
-    async def run(self, order: Order, sink: Sink, cancel: asyncio.Event | None = None) -> Ending:
+    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None) -> Ending:
         play = Play(order, sink, cancel)
         self.plays.append(play)
         self.on_stage += 1

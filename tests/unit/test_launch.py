@@ -138,7 +138,8 @@ _names = st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs
 def test_the_box_decodes_what_was_encoded(
     source: bytes, cpu: int, env: list[tuple[str, str]], arguments: list[str]
 ) -> None:
-    block = encode_program(Program("script", "/workspace", "/workspace/x", source, cpu, tuple(env), tuple(arguments)))
+    program = Program("script", "/workspace", "/workspace/x", source, tuple(env), tuple(arguments))
+    block = encode_program(program, cpu)
     assert int.from_bytes(block[:4], "big") == len(block) - 4
     decoded = box_side.decode(block[4:])
     assert decoded.mode == "script"
@@ -155,7 +156,7 @@ def test_garbage_is_refused_not_obeyed(garbage: bytes) -> None:
 
 
 def test_every_damage_to_a_block_is_noticed_or_harmless() -> None:
-    block = encode_program(Program("exec", "/", "", b"", 1, (("A", "1"),), ("ls", "-l")))[4:]
+    block = encode_program(Program("exec", "/", "", b"", (("A", "1"),), ("ls", "-l")), 1)[4:]
     for cut in range(len(block)):
         with pytest.raises(box_side.BadProgram):
             box_side.decode(block[:cut])

@@ -119,7 +119,7 @@ class Parked(_Local):
         """Park it elsewhere with the same environment, then hand it the program."""
         self._fill(case)
         launch = self._launch(case)
-        stdin = encode_program(launch.program) + case.stdin
+        stdin = encode_program(launch.program, 30) + case.stdin
         return self._finish(list(launch.command), stdin, self.env)
 
     def _launch(self, case: Case) -> Launch:
@@ -131,7 +131,7 @@ class Parked(_Local):
         else:
             source = case.source.encode()
             path = "" if case.how == "code" else self._main(case)
-        program = Program(case.how, str(self.workspace), path, source, 30, case.env, arguments)  # type: ignore[arg-type]
+        program = Program(case.how, str(self.workspace), path, source, case.env, arguments)  # type: ignore[arg-type]
         return Launch("any", program, False, self._parking(case))
 
     def _parking(self, case: Case) -> tuple[str, ...]:

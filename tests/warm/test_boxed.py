@@ -46,7 +46,7 @@ def _warm(case: Case) -> Launch:
     else:
         source = case.source.encode()
         path = "" if case.how == "code" else f"{WORKSPACE}/{_MAIN_FILES[case.cell]}"
-    program = Program(case.how, WORKSPACE, path, source, 30, case.env, arguments)  # type: ignore[arg-type]
+    program = Program(case.how, WORKSPACE, path, source, case.env, arguments)  # type: ignore[arg-type]
     return Launch(case.cell, program, False, ())  # type: ignore[arg-type]
 
 

@@ -48,7 +48,7 @@ def test_a_cell_nobody_needs_goes_quietly(cell: str, installed: Path) -> None:
 def test_a_block_that_is_cut_off_runs_nothing(cell: str, installed: Path) -> None:
     if shutil.which(launchers.COMMANDS[cell][0]) is None:
         pytest.skip(f"no {cell} on this machine")
-    block = encode_program(Program("code", "/", "", b"1", 0, (), ()))
+    block = encode_program(Program("code", "/", "", b"1", (), ()), 0)
     done = _hand(_command(cell, installed), block[:-1])
     assert done.returncode == 126
     assert done.stdout == b""
@@ -57,8 +57,8 @@ def test_a_block_that_is_cut_off_runs_nothing(cell: str, installed: Path) -> Non
 def test_the_launcher_for_another_python_leaves_no_trace(installed: Path) -> None:
     source = b"import sys; ours = [p for p in sys.path if 'launchers' in p]\n"
     source += b"print(sys.argv, sys.path[0], ours, 'tidebox' in str(sys.modules))"
-    program = Program("code", "/", "", source, 0, (), ("a",))
-    done = _hand([PYTHON, str(installed / "park.py")], encode_program(program))
+    program = Program("code", "/", "", source, (), ("a",))
+    done = _hand([PYTHON, str(installed / "park.py")], encode_program(program, 0))
     assert done.stderr == b""
     assert done.stdout == b"['-c', 'a']  [] False\n"
     assert done.returncode == 0
@@ -79,14 +79,14 @@ def test_the_launcher_for_another_python_leaves_no_trace(installed: Path) -> Non
     ],
 )
 def test_what_cannot_be_started_says_so(program: Program, status: int, message: bytes, installed: Path) -> None:
-    done = _hand([PYTHON, str(installed / "park.py")], encode_program(program))
+    done = _hand([PYTHON, str(installed / "park.py")], encode_program(program, 0))
     assert (done.returncode, done.stdout, done.stderr) == (status, b"", message)
 
 
 def test_a_file_is_written_before_the_command_that_reads_it(tmp_path: Path, installed: Path) -> None:
     path = tmp_path / "main.sh"
-    program = Program("exec", str(tmp_path), str(path), b"echo $0 $1 $A", 0, (("A", "1"),), ("sh", "main.sh", "x"))
-    done = _hand([PYTHON, str(installed / "park.py")], encode_program(program))
+    program = Program("exec", str(tmp_path), str(path), b"echo $0 $1 $A", (("A", "1"),), ("sh", "main.sh", "x"))
+    done = _hand([PYTHON, str(installed / "park.py")], encode_program(program, 0))
     assert (done.returncode, done.stdout, done.stderr) == (0, b"main.sh x 1\n", b"")
     assert path.stat().st_mode & 0o777 == 0o644
 

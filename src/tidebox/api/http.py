@@ -111,10 +111,13 @@ class CourteousWebSocket(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         """Send; frames that are ready together, as their surface says with ``more``, leave in one write."""
-        if message.get("more") and self.conn.state is State.OPEN and self.writable.is_set():
-            self.conn.send_text(message["text"].encode())
-        else:
+        text = message.get("text")
+        if text is None or self.conn.state is not State.OPEN or self.disconnected or not self.writable.is_set():
             await super().send(message)
+            return
+        self.conn.send_text(text.encode())
+        if not message.get("more"):
+            self.transport.write(b"".join(self.conn.data_to_send()))
 
     def keepalive_timeout(self) -> None:
         """Give up a client that answers no ping, and with it what it has not taken: that would be waited for."""

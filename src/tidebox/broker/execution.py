@@ -13,7 +13,7 @@ from tidebox.model.ids import new_id
 from tidebox.model.principal import Caller
 from tidebox.model.result import Outcome, Usage
 from tidebox.model.run import Conclusion, conclusion_of, conclusion_of_failure
-from tidebox.runtime.base import Ending, Order, Runner, Sink
+from tidebox.runtime.base import Ending, Order, Runner, Sink, Switch
 
 _NEVER_STARTED = Ending(
     outcome=Outcome.CANCELLED, exit_code=None, signal=None, usage=Usage(wall_seconds=0.0), captured=None
@@ -43,25 +43,29 @@ class Execution:
         self._scheduler = scheduler
         self._meter = meter
         self._on_over = on_over
-        self._cancel = asyncio.Event()
-        self._over = asyncio.Event()
+        self._cancel = Switch()
+        self.over = Switch()
         self._shut_down = False
         self._task: asyncio.Task[None] | None = None
         self._ended: Ending | TideboxError | None = None
 
     async def ending(self) -> Ending:
         """How it ended, once it has; raises what kept it from ending by itself."""
-        await self._over.wait()
-        if isinstance(self._ended, TideboxError):
-            raise self._ended
+        await self.over.wait()
+        if isinstance(self.ended, TideboxError):
+            raise self.ended
+        return self.ended
+
+    @property
+    def ended(self) -> Ending | TideboxError:
+        """How it ended, or what kept it from ending by itself, now that it is over."""
         assert self._ended is not None
         return self._ended
 
     @property
     def conclusion(self) -> Conclusion:
         """How it ended, in the words that runs end with."""
-        ended = self._ended
-        assert ended is not None
+        ended = self.ended
         if isinstance(ended, TideboxError):
             return conclusion_of_failure(ended)
         return conclusion_of(ended.outcome, ended.exit_code, ended.signal, ended.usage)
@@ -83,7 +87,7 @@ class Execution:
         """End it, after it was told to, without any grace, and wait until it has."""
         if self._task is not None:
             self._task.cancel()
-        await self._over.wait()
+            await asyncio.wait((self._task,))
 
     def _begin(self) -> None:
         self._meter.started(self.ticket.waited)
@@ -109,5 +113,5 @@ class Execution:
         if self._shut_down and isinstance(ended, Ending) and ended.outcome is Outcome.CANCELLED:
             ended = ShuttingDown("the server was shut down")
         self._ended = ended
-        self._over.set()
         self._on_over(self)
+        self.over.set()

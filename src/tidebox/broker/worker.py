@@ -36,7 +36,7 @@ from tidebox.model.run import (
     conclusion_of_failure,
     ended,
 )
-from tidebox.runtime.base import Runner
+from tidebox.runtime.base import Runner, Switch
 from tidebox.store.base import Store
 
 _RETRY_SECONDS = 0.1
@@ -90,8 +90,8 @@ class Worker:
         self._verdict: Conclusion | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
-        self._cancel = asyncio.Event()
-        self._kill = asyncio.Event()
+        self._cancel = Switch()
+        self._kill = Switch()
         self._shut_down = False
         self._startup: asyncio.Timeout | None = None
         self._run: Run | None = None

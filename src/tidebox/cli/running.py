@@ -20,7 +20,7 @@ from tidebox.errors import ExecFailed, InvalidRequest
 from tidebox.model.events import Event, Output
 from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command
 from tidebox.model.limits import Limits, make_limits
-from tidebox.runtime.base import Ending, Finding
+from tidebox.runtime.base import Ending, Finding, Switch
 
 _DESCRIPTORS = {"stdout": 1, "stderr": 2}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -147,7 +147,7 @@ class _Run:
         """Run it to its end; afterwards nothing of it is left."""
         settings = load_settings()
         engine = Engine(settings, pool=False)
-        cancel = asyncio.Event()
+        cancel = Switch()
         stdin = self._request.stdin
         self._writer = BlockingCalls()
         try:
@@ -181,7 +181,7 @@ class _Run:
             await self._writer.call(write_all, _DESCRIPTORS[event.stream], event.data)
 
     @contextlib.contextmanager
-    def _signals_to(self, cancel: asyncio.Event) -> Iterator[None]:
+    def _signals_to(self, cancel: Switch) -> Iterator[None]:
         """The first signal ends the program with a grace, the second at once."""
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()

@@ -32,7 +32,6 @@ class Program:
     cwd: str = WORKSPACE
     path: str = ""
     source: bytes = b""
-    cpu_seconds: int = 0
     env: tuple[tuple[str, str], ...] = ()
     arguments: tuple[str, ...] = ()
 
@@ -96,7 +95,6 @@ def plan_code(
     *,
     arguments: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-    cpu_seconds: int = 0,
     tty: bool = False,
 ) -> Launch:
     """How code in a language runs: as the main file of the workspace, by that language's interpreter."""
@@ -106,9 +104,9 @@ def plan_code(
     command = (kind.interpreter, path, *arguments)
     variables = _checked(command, env)
     if kind.cell == "any" or not _can_be_parked(command[2:], variables):
-        program = Program("exec", WORKSPACE, path, source, cpu_seconds, variables, command)
+        program = Program("exec", WORKSPACE, path, source, variables, command)
         return Launch("any", program, tty, command)
-    program = Program("script", WORKSPACE, path, source, cpu_seconds, variables, command[2:])
+    program = Program("script", WORKSPACE, path, source, variables, command[2:])
     return Launch(kind.cell, program, tty, command)
 
 
@@ -117,7 +115,6 @@ def plan_command(
     *,
     cwd: str = WORKSPACE,
     env: Mapping[str, str] | None = None,
-    cpu_seconds: int = 0,
     tty: bool = False,
 ) -> Launch:
     """How a command runs: in the interpreter it names where that one can be parked, else executed as it is."""
@@ -134,20 +131,23 @@ def plan_command(
             # Only Python takes everything after the code for the program's; the others go on reading options.
             if _can_be_parked(rest, variables) and (cell == "python" or not rest or not rest[0].startswith("-")):
                 source = _encoded("command", argv[2])
-                return Launch(cell, Program("code", cwd, "", source, cpu_seconds, variables, rest), tty, argv)
+                return Launch(cell, Program("code", cwd, "", source, variables, rest), tty, argv)
         elif argv[1] and not argv[1].startswith("-") and _can_be_parked(argv[2:], variables):
-            return Launch(cell, Program("file", cwd, argv[1], b"", cpu_seconds, variables, argv[2:]), tty, argv)
-    return Launch("any", Program("exec", cwd, "", b"", cpu_seconds, variables, argv), tty, argv)
+            return Launch(cell, Program("file", cwd, argv[1], b"", variables, argv[2:]), tty, argv)
+    return Launch("any", Program("exec", cwd, "", b"", variables, argv), tty, argv)
 
 
-def encode_program(program: Program) -> bytes:
-    """The block a parked interpreter reads from its stdin, before what the program itself will read there."""
+def encode_program(program: Program, cpu_seconds: int) -> bytes:
+    """The block a parked interpreter reads from its stdin, before what the program itself will read there.
+
+    ``cpu_seconds`` is how much cpu time it may use; 0 for as much as it wants.
+    """
     fields = (
         program.mode.encode(),
         _encoded("cwd", program.cwd),
         _encoded("path", program.path),
         program.source,
-        b"%d" % program.cpu_seconds,
+        b"%d" % cpu_seconds,
         b"\0".join(_encoded("env", f"{name}={value}") for name, value in program.env),
         b"\0".join(_encoded("arguments", argument) for argument in program.arguments),
     )

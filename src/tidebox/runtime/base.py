@@ -45,6 +45,45 @@ class Guarantee(enum.Enum):
     TIME = "time"
 
 
+class Switch:
+    """What is set once; whoever asked for that is called, at once if it was set before."""
+
+    __slots__ = ("_is_set", "_callbacks")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._callbacks: list[Callable[[], None]] = []
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, for good."""
+        self._is_set = True
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def on_set(self, callback: Callable[[], None]) -> None:
+        """Have something called."""
+        if self._is_set:
+            callback()
+        else:
+            self._callbacks.append(callback)
+
+    async def wait(self) -> None:
+        """Wait until it is set."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self.on_set(wake)
+        await waiter
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Whether one guarantee is enforced, how, and otherwise what helps."""
@@ -367,7 +406,7 @@ class Order:
     """Called with the box when every process in it is dead and before it is closed."""
     cancel_grace: float = CANCEL_GRACE_SECONDS
     """How long the program may go on after it was told to end."""
-    kill: asyncio.Event | None = None
+    kill: Switch | None = None
     """When set, the program is ended at once, without that grace."""
 
 
@@ -386,5 +425,5 @@ class Runner(abc.ABC):
     """Runs one order at a time in a fresh box each: what the broker sees of the runtimes."""
 
     @abc.abstractmethod
-    async def run(self, order: Order, sink: Sink, cancel: asyncio.Event | None = None) -> Ending:
+    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None) -> Ending:
         """Run ``order``; events go to ``sink`` as they come. Raises only for failures that are not the program's."""

@@ -15,7 +15,7 @@ from tidebox.errors import BoxGone, ExecFailed
 from tidebox.model.events import Exited, Output
 from tidebox.model.launch import encode_program
 from tidebox.model.result import Outcome, Usage, conclude
-from tidebox.runtime.base import WORKSPACE, Box, Command, Ending, Exec, Order, Runner, Runtime, Sink
+from tidebox.runtime.base import WORKSPACE, Box, Command, Ending, Exec, Order, Runner, Runtime, Sink, Switch
 from tidebox.runtime.pool import CellKey, Pool
 
 # Behind the host's own clock, for the case that the host cannot keep it.
@@ -30,7 +30,7 @@ class Driver(Runner):
         self._pool = pool
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def run(self, order: Order, sink: Sink, cancel: asyncio.Event | None = None) -> Ending:
+    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None) -> Ending:
         """Run ``order``; events go to ``sink`` as they come. Raises only for failures that are not the program's."""
         box, program = await self._start(order)
         try:
@@ -61,7 +61,7 @@ class Driver(Runner):
                 await box.close()
                 raise
         program = order.launch.program
-        block = encode_program(replace(program, cpu_seconds=cpu_seconds))
+        block = encode_program(program, cpu_seconds)
         key = CellKey.of(self._runtime, order.launch.cell, order.spec)
         if not order.files and order.prepare is None:
             plain = None
@@ -107,7 +107,7 @@ async def _fill(box: Box, order: Order) -> None:
 class _Watch:
     """Follows one program until it is over, by itself or because a limit was reached."""
 
-    def __init__(self, box: Box, program: Exec, order: Order, sink: Sink, cancel: asyncio.Event | None) -> None:
+    def __init__(self, box: Box, program: Exec, order: Order, sink: Sink, cancel: Switch | None) -> None:
         self._box = box
         self._program = program
         self._order = order
@@ -115,25 +115,27 @@ class _Watch:
         self._cancel = cancel
         self._reason: Outcome | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._helpers: list[asyncio.Task[None]] = []
+        self._over = False
 
     async def ending(self) -> Ending:
         loop = asyncio.get_running_loop()
         started = time.monotonic()
         timer = loop.call_later(self._order.spec.limits.timeout, self._time_out)
-        helpers = []
         if self._order.stdin:
-            helpers.append(loop.create_task(self._feed(self._order.stdin)))
+            self._helpers.append(loop.create_task(self._feed(self._order.stdin)))
         else:
             await self._end_input()
         if self._cancel is not None:
-            helpers.append(loop.create_task(self._watch_cancel(self._cancel)))
+            self._cancel.on_set(self._on_cancel)
         if self._order.kill is not None:
-            helpers.append(loop.create_task(self._watch_kill(self._order.kill)))
+            self._order.kill.on_set(self._on_kill)
         try:
             exited = await self._follow()
         finally:
+            self._over = True
             timer.cancel()
-            for helper in helpers:
+            for helper in self._helpers:
                 helper.cancel()
             await self._box.stop()
         wall = time.monotonic() - started
@@ -209,17 +211,22 @@ class _Watch:
         await self._end_input()
 
     async def _end_input(self) -> None:
-        with contextlib.suppress(BoxGone):
+        try:
             await self._program.end_input()
+        except BoxGone:
+            pass  # as above
 
-    async def _watch_cancel(self, cancel: asyncio.Event) -> None:
-        await cancel.wait()
+    def _on_cancel(self) -> None:
+        if not self._over:
+            self._helpers.append(asyncio.get_running_loop().create_task(self._end_gently()))
+
+    async def _end_gently(self) -> None:
         if self._reason is None:
             self._reason = Outcome.CANCELLED
         await self._program.signal(signal.SIGTERM)
         await asyncio.sleep(self._order.cancel_grace)
         self._end(Outcome.CANCELLED)
 
-    async def _watch_kill(self, kill: asyncio.Event) -> None:
-        await kill.wait()
-        self._end(Outcome.CANCELLED)
+    def _on_kill(self) -> None:
+        if not self._over:
+            self._end(Outcome.CANCELLED)

@@ -176,12 +176,17 @@ class Pool:
         first = plain or self._parking(key, at_once=True)
         box = await self._runtime.open(key.spec(limits), first=first, first_input=b"" if plain else first_input)
         assert box.first is not None
-        box.on_gone(self._wake.set)
+        box.on_gone(self._on_gone)
         self._taken(box)
         return box, box.first
 
     def _taken(self, box: Box) -> None:
         self._working.append((time.monotonic(), box))
+
+    def _on_gone(self) -> None:
+        # A keeper that would only find the processors busy is not asked to look.
+        if not self._busy_for():
+            self._wake.set()
 
     def _busy_for(self) -> float:
         """How long, at most, the processors are taken by programs that were given a box just now."""
@@ -233,7 +238,7 @@ class Pool:
                 limits = self._limits_of.get(key, self._limits)
                 box = await self._runtime.open(key.spec(limits), first=first)
                 self._ready[key].append(Cell(box, box.first, time.monotonic()))
-                box.on_gone(self._wake.set)
+                box.on_gone(self._on_gone)
                 pause = _RETRY_SECONDS
             except TideboxError:
                 await asyncio.sleep(pause)

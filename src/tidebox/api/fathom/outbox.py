@@ -1,7 +1,7 @@
 """Frames on their way to one client.
 
-Whoever has a frame puts it here and goes on; a task that lives only while there is something to send hands them to
-the transport, and waits with them while the client does not read. Output that is put faster than it leaves grows
+Whoever has a frame puts it here and goes on; a task hands them to the transport, and waits with them while the client
+does not read. Output that is put faster than it leaves grows
 into longer frames instead of more. What is kept is bounded because those who produce look at ``full`` and wait.
 """
 
@@ -50,7 +50,7 @@ class _Chunk:
 class Outbox:
     """The outgoing side of one connection."""
 
-    __slots__ = ("closed", "_send", "_max_frames", "_queue", "_size", "_writer", "_waiting")
+    __slots__ = ("closed", "_send", "_max_frames", "_queue", "_size", "_writer", "_idle", "_waiting")
 
     def __init__(self, send: Send, max_frames: int) -> None:
         self.closed = False
@@ -59,6 +59,7 @@ class Outbox:
         self._queue: deque[str | _Chunk] = deque()
         self._size = 0
         self._writer: asyncio.Task[None] | None = None
+        self._idle: asyncio.Future[None] | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
     @property
@@ -97,6 +98,7 @@ class Outbox:
         self._queue.clear()
         self._size = 0
         self.wake()
+        self._wake_writer()
 
     async def changed(self, seconds: float | None = None) -> None:
         """Wait until something left, the client is gone, ``wake`` is called or the time is over."""
@@ -112,13 +114,20 @@ class Outbox:
                 waiter.set_result(None)
 
     def _wake_writer(self) -> None:
-        if self._writer is None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+        elif self._writer is None and not self.closed:
             self._writer = asyncio.get_running_loop().create_task(self._write(), name="fathom-writer")
 
     async def _write(self) -> None:
         held_back = 0
         try:
-            while self._queue:
+            while not self.closed:
+                if not self._queue:
+                    # Not a new task for each of a handful of frames.
+                    self._idle = asyncio.get_running_loop().create_future()
+                    await self._idle
+                    continue
                 entry = self._queue.popleft()
                 frame = entry if isinstance(entry, str) else entry.frame()
                 self._size -= len(entry) if isinstance(entry, str) else entry.size
@@ -132,5 +141,3 @@ class Outbox:
         except (OSError, RuntimeError):
             # As a server says that the connection is gone, or is being closed; the reader is told so as well.
             self.close()
-        finally:
-            self._writer = None

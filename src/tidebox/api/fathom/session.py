@@ -60,12 +60,11 @@ def error_code(error: TideboxError) -> frames.Code:
 class _Run:
     """One execution as its connection sees it; also the sink of its events."""
 
-    __slots__ = ("id", "execution", "watcher", "_outbox", "_order", "_streams", "_over_by")
+    __slots__ = ("id", "execution", "_outbox", "_order", "_streams", "_over_by")
 
     def __init__(self, id: str, order: Order, outbox: Outbox) -> None:
         self.id = id
         self.execution: Execution | None = None
-        self.watcher: asyncio.Task[None] | None = None
         self._order = order
         self._outbox = outbox
         self._streams: dict[StreamName, TextStream] = {"stdout": TextStream(), "stderr": TextStream()}
@@ -105,16 +104,14 @@ class _Run:
         self._expect_end(_CANCEL_SECONDS)
         self._outbox.wake()
 
-    async def conclude(self) -> None:
-        """Wait for the end and say how it came."""
+    def conclude(self) -> None:
+        """Say how it ended."""
         assert self.execution is not None
-        try:
-            ending = await self.execution.ending()
-        except TideboxError as error:
-            self._flush()
-            self._outbox.put(frames.error(self.id, error_code(error), error.message))
-            return
+        ending = self.execution.ended
         self._flush()
+        if isinstance(ending, TideboxError):
+            self._outbox.put(frames.error(self.id, error_code(ending), ending.message))
+            return
         if ending.outcome is Outcome.OUTPUT_LIMIT:
             message = f"Output exceeded max_output_bytes ({self._order.spec.limits.output})"
             self._outbox.put(frames.error(self.id, "OUTPUT_LIMIT", message))
@@ -210,13 +207,11 @@ class Session:
             raise Refused(error_code(error), error.message, id) from None
         self._runs[id] = run
         self._outbox.put(frames.ack(id))
-        run.watcher = asyncio.get_running_loop().create_task(self._conclude(run))
+        run.execution.over.on_set(lambda: self._conclude(run))
 
-    async def _conclude(self, run: _Run) -> None:
-        try:
-            await run.conclude()
-        finally:
-            del self._runs[run.id]
+    def _conclude(self, run: _Run) -> None:
+        del self._runs[run.id]
+        run.conclude()
 
     def _cancel(self, request: Cancel) -> None:
         run = self._runs.get(request.id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
@@ -18,6 +17,7 @@ from tidebox.runtime import workspaces
 from tidebox.runtime.base import Box, Captured, CapturedTree, CaptureRule, Command, Exec, Files, Watch
 from tidebox.runtime.capture import capture, capture_into
 from tidebox.runtime.link import Link
+from tidebox.runtime.native.descriptors import Descriptors
 from tidebox.runtime.native.piped import PipedExec
 from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.native.usage import Meter
@@ -36,6 +36,7 @@ class NativeBox(Box):
         id: str,
         image_digest: str,
         spawner: Spawner,
+        descriptors: Descriptors,
         link: Link | None,
         single: PipedExec | None,
         pidfd: int,
@@ -47,6 +48,7 @@ class NativeBox(Box):
         self.id = id
         self.image_digest = image_digest
         self._spawner = spawner
+        self._descriptors = descriptors
         self._link = link
         self._single = single
         self._shared = shared
@@ -62,7 +64,7 @@ class NativeBox(Box):
         self._dead = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._callbacks: list[Callable[[], None]] = []
-        asyncio.get_running_loop().add_reader(pidfd, self._on_death)
+        descriptors.watch(pidfd, self._on_death)
 
     @property
     def files(self) -> Files:
@@ -86,7 +88,7 @@ class NativeBox(Box):
 
     def _on_death(self) -> None:
         # The kernel reports the init's death only when every process of its pid namespace is gone.
-        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self._descriptors.forget(self._pidfd)
         self._dead.set()
         self._watches.lose()
         for callback in self._callbacks:
@@ -134,8 +136,10 @@ class NativeBox(Box):
         await self._kill()
 
     async def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        try:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it is dead, which its descriptor tells
         if self._frozen:
             # A frozen process dies only when it runs again.
             await self.thaw()

@@ -7,7 +7,6 @@ their other ends and nothing else: what it does to them is done to itself.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import fcntl
 import marshal
@@ -16,12 +15,14 @@ import socket
 import termios
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from struct import Struct
 from typing import NamedTuple
 
 from tidebox import errors
 from tidebox.model.events import Event, Exited, Output, Started, StdinRefused, StreamName
 from tidebox.runtime.base import Command, Exec
+from tidebox.runtime.native.descriptors import Descriptors
 from tidebox.runtime.native.spawner import ORDER_FORMAT
 
 # The first child of a pid namespace's init.
@@ -142,7 +143,11 @@ class PipedExec(Exec):
     """The handle of that program; also the iterator of its events."""
 
     def __init__(
-        self, ends: Ends, on_answer: Callable[[bytes, list[int]], None], on_failure: Callable[[str], None]
+        self,
+        ends: Ends,
+        descriptors: Descriptors,
+        on_answer: Callable[[bytes, list[int]], None],
+        on_failure: Callable[[str], None],
     ) -> None:
         """``on_answer`` is given what the box says when it stands, or that it does not; ``on_failure`` the step at
         which it died without a word."""
@@ -152,6 +157,7 @@ class PipedExec(Exec):
         self._on_failure = on_failure
         self._stands = False
         self._loop = asyncio.get_running_loop()
+        self._descriptors = descriptors
         control, self._stdin, stdout, stderr = ends.ours
         self._control = socket.socket(fileno=control)
         self._streams = [_Stream(stdout, "stdout"), _Stream(stderr, "stderr")]
@@ -164,7 +170,7 @@ class PipedExec(Exec):
         self._grace: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._command = ""
-        self._loop.add_reader(control, self._on_control)
+        descriptors.watch(control, self._on_control)
 
     async def start(self, command: Command) -> None:
         """Order the program, the only one that this box will have."""
@@ -175,8 +181,10 @@ class PipedExec(Exec):
         self.started = True
         self._events.append(Started(FIRST_PID))
         # Before any other input. A box that does not take it is dead, which its control socket tells.
-        with contextlib.suppress(BrokenPipeError):
+        try:
             await self._feed(order)
+        except BrokenPipeError:
+            pass
 
     # Output
 
@@ -225,7 +233,7 @@ class PipedExec(Exec):
 
     def _on_report(self, data: bytes) -> None:
         """The end; what the program wrote before is in the pipes by then."""
-        self._loop.remove_reader(self._control.fileno())
+        self._descriptors.forget(self._control.fileno())
         self.ended = True
         self._report = Report.parse(data)
         self.lost = self._report is None or not self.started
@@ -264,11 +272,13 @@ class PipedExec(Exec):
         if not self._listening and self._size <= LOW_WATER:
             self._listening = True
             for stream in self._open_streams():
-                self._loop.add_reader(stream.fd, self._readable, stream)
+                self._descriptors.watch(stream.fd, partial(self._readable, stream))
 
     def _readable(self, stream: _Stream) -> None:
         self._read(stream)
-        self._wake()
+        # Of streams that end one after the other only the last is news.
+        if self._events or self._report is not None:
+            self._wake()
 
     def _read(self, stream: _Stream) -> None:
         """What is there, as long as whoever reads the events keeps up."""
@@ -304,11 +314,10 @@ class PipedExec(Exec):
         if self._listening:
             self._listening = False
             for stream in self._open_streams():
-                self._loop.remove_reader(stream.fd)
+                self._descriptors.forget(stream.fd)
 
     def _close_stream(self, stream: _Stream) -> None:
-        if self._listening:
-            self._loop.remove_reader(stream.fd)
+        self._descriptors.forget(stream.fd)
         os.close(stream.fd)
         stream.fd = -1
 
@@ -368,8 +377,10 @@ class PipedExec(Exec):
         """Signal the process group; nothing happens after the end."""
         if not self.ended:
             # A box that is dead already tells so in the other direction.
-            with contextlib.suppress(OSError):
+            try:
                 self._control.send(marshal.dumps({"signal": int(number)}, ORDER_FORMAT))
+            except OSError:
+                pass
 
     async def resize(self, rows: int, columns: int) -> None:
         """It has no terminal."""
@@ -378,8 +389,7 @@ class PipedExec(Exec):
         """Let go of the pipes."""
         if self._grace is not None:
             self._grace.cancel()
-        if not self.ended:
-            self._loop.remove_reader(self._control.fileno())
+        self._descriptors.forget(self._control.fileno())
         self._control.close()
         self._close_stdin()
         for stream in self._open_streams():

@@ -19,6 +19,7 @@ from tidebox.runtime.images import Image, ImageStore
 from tidebox.runtime.link import Link
 from tidebox.runtime.native import host, probe
 from tidebox.runtime.native.box import NativeBox, cgroup_limits, exec_request, file_systems
+from tidebox.runtime.native.descriptors import Descriptors
 from tidebox.runtime.native.piped import Ends, PipedExec
 from tidebox.runtime.native.plan import WORKSPACE, BoxShape, box_plan, template_plan
 from tidebox.runtime.native.spawner import Spawner
@@ -57,6 +58,7 @@ class NativeRuntime(Runtime):
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
         self._spawner: Spawner | None = None
+        self._descriptors: Descriptors | None = None
         self._spawner_facts: dict[str, Any] = {}
         self._templates: set[str] = set()
         self._shapes: set[tuple[str, str]] = set()
@@ -121,7 +123,7 @@ class NativeRuntime(Runtime):
 
         # Nothing is waited for: the box finds what it is to do when it comes to life.
         if spec.single:
-            single = PipedExec(ends, spawner.take_answer, lambda step: spawner.fail(answer, step))
+            single = PipedExec(ends, self._watched(), spawner.take_answer, lambda step: spawner.fail(answer, step))
         else:
             link = Link.to(socket.socket(fileno=ends.ours[0]), _READY)
             link.on_lost = lambda: spawner.give_up(answer, name)
@@ -146,13 +148,30 @@ class NativeRuntime(Runtime):
             raise
         pidfd, workspace = descriptors
         meter = spawner.meter(message, own_processes=0 if spec.single else 1)
-        box = NativeBox(name, image.digest, spawner, link, single, pidfd, workspace, meter, spec.limits, spec.shared)
+        box = NativeBox(
+            name,
+            image.digest,
+            spawner,
+            self._watched(),
+            link,
+            single,
+            pidfd,
+            workspace,
+            meter,
+            spec.limits,
+            spec.shared,
+        )
         box.first = started
         if spec.sandbox_id is not None and link is not None:
             box.relay = await Relay.open(link, self._sockets / f"{spec.sandbox_id}.sock")
         self._boxes.add(box)
         box.on_gone(lambda: self._boxes.discard(box))
         return box
+
+    def _watched(self) -> Descriptors:
+        if self._descriptors is None:
+            self._descriptors = Descriptors()
+        return self._descriptors
 
     async def _define_shape(self, spawner: Spawner, template: str, spec: BoxSpec) -> str:
         """Tell the template once what boxes of this kind have in common; the name to order one by."""
@@ -201,6 +220,9 @@ class NativeRuntime(Runtime):
         if self._spawner is not None:
             await self._spawner.close()
             self._spawner = None
+        if self._descriptors is not None:
+            self._descriptors.close()
+            self._descriptors = None
         for descriptor in self._held.values():
             os.close(descriptor)
         self._held.clear()
@@ -216,12 +238,14 @@ class NativeRuntime(Runtime):
 
     async def _prepare(self, image: Image, spec: BoxSpec) -> Spawner:
         """A living spawner with a template of ``image``."""
+        name = _template_name(image, spec)
+        if self._spawner is not None and not self._spawner.gone.is_set() and name in self._templates:
+            return self._spawner
         async with self._lock:
             if self._spawner is None or self._spawner.gone.is_set():
                 await self._start_spawner()
             spawner = self._spawner
             assert spawner is not None
-            name = _template_name(image, spec)
             if name not in self._templates:
                 if image.rootfs is not None and image.digest not in self._held:
                     self._held[image.digest] = self._images.hold(image)

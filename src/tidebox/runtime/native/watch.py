@@ -59,7 +59,8 @@ class Watches:
     async def close(self) -> None:
         """End all of them."""
         self.lose()
-        await asyncio.gather(*(watch.close() for watch in list(self._open)))
+        for watch in list(self._open):
+            await watch.close()
 
 
 class NativeWatch(Watch):

@@ -102,7 +102,7 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
         os.setresuid(init, init, init)
     except OSError as error:
         raise steps.StepFailed("become init", error) from error
-    confine.bound(two_ids)
+    confine.bound_init(two_ids)
     steps.run(order.shape.steps)
     setup = order.shape.setup
     if order.leaf_directories:

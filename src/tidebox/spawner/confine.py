@@ -13,17 +13,23 @@ INIT_CAPABILITIES = (sys_.CAP_CHOWN, sys_.CAP_DAC_OVERRIDE, sys_.CAP_KILL, sys_.
 # Built once in the spawner and inherited by every clone: assembling it costs more than loading it.
 _FILTER = sys_.Filter(seccomp.build_filter(os.uname().machine))
 _INIT, _NONE = sys_.Capabilities(INIT_CAPABILITIES), sys_.Capabilities(())
+_NO_NEW_PRIVILEGES = sys_.prctl_call(sys_.PR_SET_NO_NEW_PRIVS, 1)
+
+# For a process whose box is for it alone: of it and of all that come from it no file that is executed gives any power;
+# then it has none itself, and is dumpable as any program is.
+BOUND = [*_NONE.bound_calls, _NO_NEW_PRIVILEGES]
+CONFINE = [*_NONE.set_calls, sys_.prctl_call(sys_.PR_SET_DUMPABLE, 1)]
+LOAD_FILTER = _FILTER.load_calls
 
 
-def bound(two_ids: bool) -> None:
-    """Of this process and all that come from it: no file that is executed gives them any power."""
-    _kept(two_ids).bound()
-    sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
+def bound_init(two_ids: bool) -> None:
+    """As a single program is bounded, but for what init needs."""
+    sys_.make([*_kept(two_ids).bound_calls, _NO_NEW_PRIVILEGES], "drop bounding set")
 
 
 def restrict_init(two_ids: bool) -> None:
     """Leave init only the capabilities it needs: none where user code has its uid."""
-    _kept(two_ids).set()
+    sys_.make(_kept(two_ids).set_calls, "capset")
     sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
 
 
@@ -32,11 +38,10 @@ def _kept(two_ids: bool) -> sys_.Capabilities:
 
 
 def confine_program() -> None:
-    """In a child that is already the user: no capability, and dumpable again as any program is."""
-    _NONE.set()
-    sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
+    """In a child that is already the user: no capability, and dumpable again."""
+    sys_.make(CONFINE, "capset")
 
 
 def load_filter() -> None:
     """The system call filter, for this process and all it starts."""
-    _FILTER.load()
+    sys_.make(LOAD_FILTER, "seccomp")

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class Shape:
     """What boxes of one kind have in common, told to the template once and decoded before they are cloned."""
 
-    def __init__(self, message: dict[str, Any], make_agent: Callable[[Setup, dict[str, Any]], Agent] | None) -> None:
+    def __init__(
+        self, message: dict[str, Any], make_agent: Callable[[Setup, dict[str, Any]], Agent] | None, two_ids: bool
+    ) -> None:
         """``make_agent`` is None in a template whose boxes have none."""
         self.steps = steps.prepare(message["plan"])
         self.setup = Setup(
@@ -30,7 +32,7 @@ class Shape:
         )
         # Made here, once: a box inherits it and only adds its descriptors.
         self.agent = None if make_agent is None else make_agent(self.setup, message)
-        self.single = Single(self.setup, message)
+        self.single = Single(self.setup, message, self.steps, two_ids)
 
 
 class BoxOrder:

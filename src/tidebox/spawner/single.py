@@ -26,11 +26,11 @@ from tidebox.spawner.hulls import JOINABLE, Hull, Hulls, MakerDied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any, Callable, NoReturn
 
     from tidebox.agent.setup import Setup
     from tidebox.spawner.orders import BoxOrder
+    from tidebox.spawner.steps import Prepared
 
 # How a program ended: its wait status, cpu time, most memory. One that never began tells itself, as ``child`` does.
 _REPORT = Struct("=iqq")
@@ -39,10 +39,14 @@ _LARGEST_SIGNAL = 4096
 
 
 class Single:
-    """What the programs of all boxes of one shape have unless their order says otherwise."""
+    """What all boxes of one shape have in common, and their programs unless their order says otherwise."""
 
-    def __init__(self, setup: Setup, message: dict[str, Any]) -> None:
+    def __init__(self, setup: Setup, message: dict[str, Any], shaping: list[Prepared], two_ids: bool) -> None:
+        """``shaping`` is what makes a box of this shape of the namespaces of a hull."""
         self.setup = setup
+        self.set_up = [*_changing_user(two_ids), *_bounding(), *shaping, *_confining()]
+        """Done in every hull, by the process that becomes the program. A list of calls, made here: a process that was
+        just forked has to copy every page it writes to, and code that runs for the first time writes to many."""
         self._env = {name.encode(): value.encode() for name, value in message["env"]}
         self._rlimits = [child.rlimit(name, value, value) for name, value in message["rlimits"]]
         self._user = User(ids.USER_UID, ids.USER_UID, None)
@@ -60,7 +64,6 @@ class Single:
             rlimits = [*rlimits, child.rlimit("cpu", program["cpu"], program["cpu"] + 1)]
         env = {**self._env, **program["env"]} if program["env"] else self._env
         start = child.Start(program["argv"], env, program["cwd"], self._user, rlimits, False)
-        start.stdio = (0, 1, 2)
         start.apart = True
         return start
 
@@ -110,11 +113,12 @@ class SingleBoxes:
         """Make a box; OSError if that fails."""
         hull = self._take_hull(order.number)
         try:
+            first = _entering(order, hull)
             sys_.enter_namespace(hull.pidfd, sys_.CLONE_NEWPID)
             try:
                 pid, program = sys_.clone(0, order.cgroup_directory)
                 if pid == 0:
-                    self._live(order, hull)
+                    self._live(order, hull, first)
             finally:
                 sys_.enter_namespace(self._own_pids, sys_.CLONE_NEWPID)
         except OSError:
@@ -202,11 +206,13 @@ class SingleBoxes:
             box.control = self._let_go(box.control)
             box.hull.sink()
 
-    def _live(self, order: BoxOrder, hull: Hull) -> NoReturn:
+    def _live(self, order: BoxOrder, hull: Hull, first: list[Prepared]) -> NoReturn:
         """Runs in the process that becomes the program."""
         try:
             single = order.shape.single
-            control = _set_up(order, hull, self._two_ids)
+            steps.run(first)
+            steps.run(single.set_up)
+            control = _announce(order, hull)
             start = single.await_order()
             if start is None:
                 os._exit(0)
@@ -227,36 +233,28 @@ def _tell(order: BoxOrder, data: bytes, descriptors: tuple[int, ...]) -> None:
         sock.detach()
 
 
-def _set_up(order: BoxOrder, hull: Hull, two_ids: bool) -> int:
-    """Make a box around this process, and of this process a powerless one; the socket to tell a failure through."""
-    control, *stdio = order.ends
-    _do("attach to the cgroup", _attach, order.attach)
-    _do("raise the OOM score", _raise_oom_score)
-    for target, fd in enumerate(stdio):
-        os.dup2(fd, target)
-    _do("enter the hull", sys_.enter_namespace, hull.pidfd, JOINABLE)
-    _do("become the user", _change_user, two_ids)
-    _do("bound the capabilities", confine.bound, False)
-    steps.run(order.shape.steps)
-    workspace = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    _do("give up the capabilities", confine.confine_program)
-    _do("load the system call filter", confine.load_filter)
-    _do("tell that the box stands", _tell, order, order.announcement, (hull.pidfd, workspace))
+def _announce(order: BoxOrder, hull: Hull) -> int:
+    """Tell that the box stands, and keep nothing but the streams and the socket to tell a failure through."""
+    control = order.ends[0]
+    try:
+        workspace = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _tell(order, order.announcement, (hull.pidfd, workspace))
+    except OSError as error:
+        raise steps.StepFailed("tell that the box stands", error) from error
     os.closerange(3, control)
     os.closerange(control + 1, child.HIGHEST_DESCRIPTOR)
     return control
 
 
-def _do(step: str, call: Callable[..., None], *arguments: Any) -> None:
-    try:
-        call(*arguments)
-    except OSError as error:
-        raise steps.StepFailed(step, error) from error
-
-
-def _attach(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.write(descriptor, b"0")
+def _entering(order: BoxOrder, hull: Hull) -> list[Prepared]:
+    """What a process has to do first: be counted, take its streams, and go into its hull."""
+    _, *stdio = order.ends
+    return [
+        *[("attach to the cgroup", os.write, (descriptor, b"0")) for descriptor in order.attach],
+        ("raise the OOM score", _raise_oom_score, ()),
+        *[("take the streams", os.dup2, (fd, target)) for target, fd in enumerate(stdio)],
+        ("enter the hull", sys_.call_setns, (hull.pidfd, JOINABLE)),
+    ]
 
 
 def _raise_oom_score() -> None:
@@ -264,9 +262,19 @@ def _raise_oom_score() -> None:
     child.write_oom_score(fd)
 
 
-def _change_user(two_ids: bool) -> None:
+def _changing_user(two_ids: bool) -> list[Prepared]:
     """No power goes with the old identity: that is nobody in the new user namespace."""
-    if two_ids:
-        os.setgroups([ids.USER_UID])
-    os.setresgid(ids.USER_UID, ids.USER_UID, ids.USER_UID)
-    os.setresuid(ids.USER_UID, ids.USER_UID, ids.USER_UID)
+    label, ours = "become the user", (ids.USER_UID,) * 3
+    groups: list[Prepared] = [(label, os.setgroups, ([ids.USER_UID],))] if two_ids else []
+    return [*groups, (label, os.setresgid, ours), (label, os.setresuid, ours)]
+
+
+def _bounding() -> list[Prepared]:
+    return [("bound the capabilities", call, arguments) for call, arguments in confine.BOUND]
+
+
+def _confining() -> list[Prepared]:
+    return [
+        *[("give up the capabilities", call, arguments) for call, arguments in confine.CONFINE],
+        *[("load the system call filter", call, arguments) for call, arguments in confine.LOAD_FILTER],
+    ]

@@ -72,7 +72,7 @@ def run(prepared: list[Prepared]) -> None:
     """Make the calls; a system call fails with a number, everything else by itself."""
     for label, call, arguments in prepared:
         try:
-            if call(*arguments):
+            if call(*arguments) == -1:
                 raise sys_.last_error(label)
         except OSError as error:
             raise StepFailed(label, error) from error

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from itertools import repeat
 from struct import Struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    pass
+    from typing import Any, Callable
+
+    # A system call and what it is given, prepared where there is time.
+    Call = tuple[Callable[..., int], tuple[Any, ...]]
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -192,8 +194,8 @@ def mount_arguments(
     return _text(source), _text(target), _text(kind), flags, _text(data)
 
 
-# mount(2) itself, which answers -1 when it failed: see ``last_error``.
-call_mount = _mount
+# The calls themselves, which answer -1 when they failed: see ``last_error``.
+call_mount, call_setns = _mount, _setns
 
 
 def last_error(what: str) -> OSError:
@@ -244,6 +246,17 @@ def set_hostname(name: str) -> None:
     _check(_sethostname(raw, len(raw)), "sethostname")
 
 
+def prctl_call(option: int, value: int) -> Call:
+    """prctl(2) with one argument, to be made later."""
+    return _prctl, (option, value, 0, 0, 0)
+
+
+def make(calls: list[Call], what: str) -> None:
+    """Make calls that were prepared."""
+    for call, arguments in calls:
+        _check(call(*arguments), what)
+
+
 def prctl(option: int, value: int = 0, what: str = "prctl") -> int:
     """prctl(2) with one argument."""
     return _check(_prctl(option, value, 0, 0, 0), what)
@@ -276,23 +289,16 @@ class Capabilities:
     """A set of capabilities, prepared where there is time: a box only hands it to the kernel."""
 
     def __init__(self, keep: tuple[int, ...]) -> None:
-        self._dropped = [number for number in range(CAP_LAST + 1) if number not in keep]
         mask = sum(1 << number for number in keep)
         self._data = _CapSets()
         for word in (0, 1):
             self._data[word].effective = self._data[word].permitted = (mask >> (32 * word)) & 0xFFFFFFFF
         self._header = _CapHeader(0x20080522, 0)
-        self._arguments = (_NR_CAPSET, ctypes.byref(self._header), self._data)
-
-    def set(self) -> None:
-        """Make it the effective and permitted set; nothing is inheritable or ambient."""
-        _check(_syscall(*self._arguments), "capset")
-
-    def bound(self) -> None:
-        """Remove every other capability from the bounding set."""
-        # Dozens of calls: not one by one from Python.
-        if any(map(_prctl, repeat(PR_CAPBSET_DROP), self._dropped, repeat(0), repeat(0), repeat(0))):
-            _check(-1, "drop bounding set")
+        # Made the effective and permitted set; nothing is inheritable or ambient.
+        self.set_calls: list[Call] = [(_syscall, (_NR_CAPSET, ctypes.byref(self._header), self._data))]
+        # Every other removed from the bounding set.
+        dropped = [number for number in range(CAP_LAST + 1) if number not in keep]
+        self.bound_calls: list[Call] = [prctl_call(PR_CAPBSET_DROP, number) for number in dropped]
 
 
 class _Program(ctypes.Structure):
@@ -304,8 +310,5 @@ class Filter:
 
     def __init__(self, instructions: bytes) -> None:
         self._program = _Program(len(instructions) // 8, instructions)
-        self._address = ctypes.addressof(self._program)
-
-    def load(self) -> None:
-        """Install it on this thread, for ever."""
-        _check(_prctl(PR_SET_SECCOMP, 2, self._address, 0, 0), "seccomp")
+        # Installed on this thread, for ever.
+        self.load_calls: list[Call] = [(_prctl, (PR_SET_SECCOMP, 2, ctypes.addressof(self._program), 0, 0))]

@@ -207,7 +207,7 @@ def _serve(sock: _socket.socket, two_ids: bool, make_agent: MakeAgent | None) ->
                 return
             message, descriptors = received
             if "define" in message:
-                shapes[message["define"]] = Shape(message, make_agent)
+                shapes[message["define"]] = Shape(message, make_agent, two_ids)
                 continue
             order = BoxOrder(message, descriptors, shapes[message["shape"]])
             try:

@@ -53,7 +53,7 @@ HIGHEST_DESCRIPTOR = 65536
 FIRST_OF_OURS = 3
 _FAILURE = Struct("=i")
 # What the interpreter itself handles or ignores.
-_PYTHONS_OWN = (_signal.SIGINT, _signal.SIGPIPE, _signal.SIGXFSZ)
+PYTHONS_OWN = frozenset((_signal.SIGINT, _signal.SIGPIPE, _signal.SIGXFSZ))
 
 # The steps at which a start can fail, as the parent needs to tell them apart.
 STEP_PROCESS = "process"
@@ -117,11 +117,15 @@ def changed_signals() -> list[int]:
 def part(signals: Sequence[int], for_builtin: bool = False) -> None:
     """Take the handlers of the agent's signals out of a child, and the child out of the agent's session."""
     _signal.set_wakeup_fd(-1)
-    for number in signals:
-        # A builtin is a Python again, and has those as Python has them.
-        if not (for_builtin and number in _PYTHONS_OWN):
-            _signal.signal(number, _signal.SIG_DFL)
+    # A builtin is a Python again, and has those as Python has them.
+    reset_signals([number for number in signals if not (for_builtin and number in PYTHONS_OWN)])
     os.setsid()
+
+
+def reset_signals(signals: Sequence[int]) -> None:
+    """Leave them to the kernel."""
+    for number in signals:
+        _signal.signal(number, _signal.SIG_DFL)
 
 
 def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> NoReturn:
@@ -162,7 +166,7 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
             status = -1
             os.closerange(FIRST_OF_OURS, HIGHEST_DESCRIPTOR)
             if start.env != setup.environment:
-                _replace_environment(start.env)
+                replace_environment(start.env)
             builtin([argument.decode("utf-8", "surrogateescape") for argument in start.argv[1:]])
     except OSError as error:
         _report(status, error.errno or errno.EIO, step)
@@ -221,7 +225,8 @@ def _change_user(user: User) -> None:
     os.setresuid(user.uid, user.uid, user.uid)
 
 
-def _replace_environment(env: dict[bytes, bytes]) -> None:
+def replace_environment(env: dict[bytes, bytes]) -> None:
+    """Have these variables and no others."""
     for name in list(os.environb):
         del os.environb[name]
     os.environb.update(env)

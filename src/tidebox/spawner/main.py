@@ -220,6 +220,7 @@ class Spawner:
             "announcement": channel.pack(box.answer(message["id"]) if message["single"] else {"box": message["box"]}),
             "number": number,
             "shape": message["shape"],
+            "builtin": message["builtin"],
             "cgroup": self._cgroups.version if leaf is not None and self._cgroups is not None else 0,
             "leaves": len(delegated),
         }

@@ -52,6 +52,8 @@ class BoxOrder:
         self.descriptors = descriptors
         # Put into words by the spawner: a box has to copy every page it touches.
         self.announcement: bytes = message["announcement"]
+        # The name and arguments of the builtin that its program is, where that is known.
+        self.builtin: list[str] | None = message["builtin"]
         self._fixed = 4 if shape.agent is None else 1
 
     @property

@@ -4,6 +4,9 @@ Besides its hull, whose init only sleeps, such a box is one process: forked from
 hull, it sets the box up around itself, gives up every power, waits for its order on its standard input and becomes the
 program. Until then it runs nothing but our code, and by then it holds nothing but its streams.
 
+What it does is a list of calls that the template has made ready: a process that was just forked has to copy every page
+it writes to, and code that runs for the first time writes to many.
+
 The template is the parent of all these programs. Through a socket per box that no program ever holds the box tells that
 it stands, and the template how its program ended; signals come down that way. The template never sees an order: what is
 in its memory is in that of all later boxes.
@@ -15,6 +18,7 @@ import _signal  # type: ignore[import-not-found]
 import _socket
 import marshal
 import os
+import resource
 import select
 from struct import Struct
 
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 # How a program ended: its wait status, cpu time, most memory. One that never began tells itself, as ``child`` does.
 _REPORT = Struct("=iqq")
 _ORDER_SIZE = Struct("=I")
+_PAIR = Struct("2i")
 _LARGEST_SIGNAL = 4096
 
 
@@ -44,11 +49,12 @@ class Single:
     def __init__(self, setup: Setup, message: dict[str, Any], shaping: list[Prepared], two_ids: bool) -> None:
         """``shaping`` is what makes a box of this shape of the namespaces of a hull."""
         self.setup = setup
-        self.set_up = [*_changing_user(two_ids), *_bounding(), *shaping, *_confining()]
-        """Done in every hull, by the process that becomes the program. A list of calls, made here: a process that was
-        just forked has to copy every page it writes to, and code that runs for the first time writes to many."""
         self._env = {name.encode(): value.encode() for name, value in message["env"]}
-        self._rlimits = [child.rlimit(name, value, value) for name, value in message["rlimits"]]
+        rlimits = [child.rlimit(name, value, value) for name, value in message["rlimits"]]
+        self.set_up = [*_changing_user(two_ids), *_bounding(), *shaping, *_becoming_plain(rlimits), *_confining()]
+        """Done in every hull, by the process that becomes the program."""
+        if self._env != setup.environment:
+            self.set_up.append(("set the environment", child.replace_environment, (self._env,)))
         self._user = User(ids.USER_UID, ids.USER_UID, None)
 
     def await_order(self) -> child.Start | None:
@@ -59,9 +65,7 @@ class Single:
             return None
         # From the host, which may order anything.
         program = marshal.loads(data)
-        rlimits = self._rlimits
-        if program["cpu"]:
-            rlimits = [*rlimits, child.rlimit("cpu", program["cpu"], program["cpu"] + 1)]
+        rlimits = [child.rlimit("cpu", program["cpu"], program["cpu"] + 1)] if program["cpu"] else []
         env = {**self._env, **program["env"]} if program["env"] else self._env
         start = child.Start(program["argv"], env, program["cwd"], self._user, rlimits, False)
         start.apart = True
@@ -102,6 +106,8 @@ class SingleBoxes:
         epoll.register(self._hulls.maker, select.EPOLLIN)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._signals = child.changed_signals()
+        # A builtin is a Python again, and has what Python changes as Python has it.
+        assert child.PYTHONS_OWN.issuperset(self._signals)
 
     # Hulls are made without being asked for: there is nothing to prepare here.
     patience = None
@@ -113,12 +119,12 @@ class SingleBoxes:
         """Make a box; OSError if that fails."""
         hull = self._take_hull(order.number)
         try:
-            first = _entering(order, hull)
+            first, last = _entering(order, hull), _announcing(order)
             sys_.enter_namespace(hull.pidfd, sys_.CLONE_NEWPID)
             try:
                 pid, program = sys_.clone(0, order.cgroup_directory)
                 if pid == 0:
-                    self._live(order, hull, first)
+                    self._live(order, first, last)
             finally:
                 sys_.enter_namespace(self._own_pids, sys_.CLONE_NEWPID)
         except OSError:
@@ -134,7 +140,7 @@ class SingleBoxes:
     def refuse(self, order: BoxOrder, failure: steps.StepFailed) -> None:
         """Tell why there is no such box."""
         try:
-            _tell(order, channel.pack({"re": order.request, **failure.told()}), ())
+            os.write(order.ends[0], channel.pack({"re": order.request, **failure.told()}))
         except OSError:
             pass  # nobody wants it any more
 
@@ -206,54 +212,67 @@ class SingleBoxes:
             box.control = self._let_go(box.control)
             box.hull.sink()
 
-    def _live(self, order: BoxOrder, hull: Hull, first: list[Prepared]) -> NoReturn:
+    def _live(self, order: BoxOrder, first: list[Prepared], last: list[Prepared]) -> NoReturn:
         """Runs in the process that becomes the program."""
         try:
             single = order.shape.single
             steps.run(first)
+            # By now all that it still needs has a number of its own.
+            order.descriptors[0] = _CONTROL
             steps.run(single.set_up)
-            control = _announce(order, hull)
+            steps.run(last)
+            if order.builtin is not None:
+                single.setup.builtins[order.builtin[0]](order.builtin[1:])
             start = single.await_order()
             if start is None:
                 os._exit(0)
-            child.part(self._signals, child.find_builtin(start.argv[0], single.setup.builtins) is not None)
-            child.become(start, single.setup, control, ())
+            if child.find_builtin(start.argv[0], single.setup.builtins) is None:
+                child.reset_signals(self._signals)
+            child.become(start, single.setup, _CONTROL, ())
         except steps.StepFailed as error:
             self.refuse(order, error)
         finally:
             os._exit(1)
 
 
-def _tell(order: BoxOrder, data: bytes, descriptors: tuple[int, ...]) -> None:
-    """Answer whoever asked for the box."""
-    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, order.ends[0])
-    try:
-        channel.send_packed(sock, data, descriptors)
-    finally:
-        sock.detach()
+# What a box holds besides its streams until it has told that it stands, each in a place that is known before.
+_CONTROL, _HULL, _WORKSPACE = 3, 4, 5
 
 
-def _announce(order: BoxOrder, hull: Hull) -> int:
-    """Tell that the box stands, and keep nothing but the streams and the socket to tell a failure through."""
-    control = order.ends[0]
-    try:
-        workspace = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        _tell(order, order.announcement, (hull.pidfd, workspace))
-    except OSError as error:
-        raise steps.StepFailed("tell that the box stands", error) from error
-    os.closerange(3, control)
-    os.closerange(control + 1, child.HIGHEST_DESCRIPTOR)
-    return control
+_control: _socket.socket
+
+
+def reserve() -> None:
+    """Take these numbers before anything else can, for good: nothing that a box is given will have one of them."""
+    global _control
+    ends = [end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)]
+    while os.dup(ends[0]) <= _WORKSPACE:
+        pass
+    # What it stands for here is never used.
+    _control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, _CONTROL)
 
 
 def _entering(order: BoxOrder, hull: Hull) -> list[Prepared]:
-    """What a process has to do first: be counted, take its streams, and go into its hull."""
-    _, *stdio = order.ends
+    """What a process has to do first: be counted, take its descriptors, and go into its hull."""
+    control, *stdio = order.ends
     return [
         *[("attach to the cgroup", os.write, (descriptor, b"0")) for descriptor in order.attach],
         ("raise the OOM score", _raise_oom_score, ()),
-        *[("take the streams", os.dup2, (fd, target)) for target, fd in enumerate(stdio)],
-        ("enter the hull", sys_.call_setns, (hull.pidfd, JOINABLE)),
+        *[("take the streams", os.dup2, (descriptor, place)) for place, descriptor in enumerate(stdio)],
+        # Not for a program that is executed.
+        ("take the control socket", os.dup2, (control, _CONTROL, False)),
+        ("take the hull", os.dup2, (hull.pidfd, _HULL, False)),
+        ("enter the hull", sys_.call_setns, (_HULL, JOINABLE)),
+    ]
+
+
+def _announcing(order: BoxOrder) -> list[Prepared]:
+    """Tell that the box stands; what has no more to tell lets go of the socket too."""
+    ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _PAIR.pack(_HULL, _WORKSPACE))]
+    kept = _HULL if order.builtin is None else _CONTROL
+    return [
+        ("tell that the box stands", _control.sendmsg, ([order.announcement], ancillary, _socket.MSG_NOSIGNAL)),
+        ("keep nothing", os.closerange, (kept, _WORKSPACE + 1)),
     ]
 
 
@@ -273,8 +292,20 @@ def _bounding() -> list[Prepared]:
     return [("bound the capabilities", call, arguments) for call, arguments in confine.BOUND]
 
 
+def _becoming_plain(rlimits: list[tuple[int, int, int]]) -> list[Prepared]:
+    """A session and limits of its own, at the place where programs begin."""
+    return [
+        ("lead a session", os.setsid, ()),
+        *[("limit", resource.setrlimit, (number, (soft, hard))) for number, soft, hard in rlimits],
+        ("go to the workspace", os.chdir, ("/workspace",)),
+    ]
+
+
 def _confining() -> list[Prepared]:
+    """No power, no descriptor but the three there have to be, and the workspace's, which gets the next number."""
     return [
         *[("give up the capabilities", call, arguments) for call, arguments in confine.CONFINE],
         *[("load the system call filter", call, arguments) for call, arguments in confine.LOAD_FILTER],
+        ("close all else", os.closerange, (_WORKSPACE, child.HIGHEST_DESCRIPTOR)),
+        ("open the workspace", os.open, ("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)),
     ]

@@ -16,7 +16,7 @@ import select
 import sys
 
 from tidebox.agent.child import HIGHEST_DESCRIPTOR
-from tidebox.spawner import channel, ids, steps, warm
+from tidebox.spawner import channel, ids, single, steps, warm
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.box import AgentBoxes
 from tidebox.spawner.orders import BoxOrder, Shape
@@ -127,6 +127,7 @@ def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) ->
     keep = sock.fileno()
     os.closerange(3, keep)
     os.closerange(keep + 1, HIGHEST_DESCRIPTOR)
+    single.reserve()
     if channel.receive_order(sock) is None:
         os._exit(1)
     sys_.prctl(sys_.PR_SET_PDEATHSIG, 9)

@@ -41,6 +41,7 @@ _LARGEST_REPORT = 4096
 # Its init, and its workspace.
 _ANSWER_DESCRIPTORS = 2
 _INT = Struct("i")
+_BUILTIN_PREFIX = "tidebox:"
 # As the template packs an end, and a program that it could not begin (errno, then the step); they differ in size.
 _END = Struct("=iqq")
 _FAILURE = Struct("=i")
@@ -115,6 +116,13 @@ class Ends:
             os.close(fd)
 
 
+def builtin_of(command: Command | None) -> list[str] | None:
+    """What our own software in a box is to do, where that is all the command says: it can be ordered with the box."""
+    if command is None or not command.argv[0].startswith(_BUILTIN_PREFIX) or command != Command(argv=command.argv):
+        return None
+    return [command.argv[0].removeprefix(_BUILTIN_PREFIX), *command.argv[1:]]
+
+
 def pack_order(command: Command) -> bytes:
     """A program as a box takes it; ExecFailed for one that needs an agent."""
     argv = [argument.encode("utf-8", "surrogateescape") for argument in command.argv]
@@ -172,11 +180,11 @@ class PipedExec(Exec):
         self._command = ""
         descriptors.watch(control, self._on_control)
 
-    async def start(self, command: Command) -> None:
-        """Order the program, the only one that this box will have."""
+    async def start(self, command: Command, *, ordered: bool = False) -> None:
+        """Order the program, the only one that this box will have, unless it was ``ordered`` with the box."""
         if self.started:
             raise _not_single()
-        order = pack_order(command)
+        order = b"" if ordered else pack_order(command)
         self._command = command.argv[0]
         self.started = True
         self._events.append(Started(FIRST_PID))

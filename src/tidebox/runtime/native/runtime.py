@@ -20,7 +20,7 @@ from tidebox.runtime.link import Link
 from tidebox.runtime.native import host, probe
 from tidebox.runtime.native.box import NativeBox, cgroup_limits, exec_request, file_systems
 from tidebox.runtime.native.descriptors import Descriptors
-from tidebox.runtime.native.piped import Ends, PipedExec
+from tidebox.runtime.native.piped import Ends, PipedExec, builtin_of
 from tidebox.runtime.native.plan import WORKSPACE, BoxShape, box_plan, template_plan
 from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.relay import Relay
@@ -100,6 +100,7 @@ class NativeRuntime(Runtime):
         shape = await self._define_shape(spawner, template, spec)
         name = f"b{next(self._numbers)}"
         ends = Ends(spec.single)
+        builtin = builtin_of(first)
         # First of all: everything else is done while the box is made.
         try:
             answer = spawner.send(
@@ -109,6 +110,7 @@ class NativeRuntime(Runtime):
                 template=template,
                 shape=shape,
                 single=spec.single,
+                builtin=builtin,
                 cgroup=bool(self._spawner_facts["cgroup"]),
                 leaves=spec.shared,
                 limits=cgroup_limits(spec.limits, single=spec.single, shared=spec.shared),
@@ -129,7 +131,7 @@ class NativeRuntime(Runtime):
             link.on_lost = lambda: spawner.give_up(answer, name)
         try:
             if first is not None and single is not None:
-                await single.start(first)
+                await single.start(first, ordered=builtin is not None)
                 started = single
             elif first is not None and link is not None:
                 started = link.open_exec(exec_request(first))

@@ -104,6 +104,7 @@ def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None, age
         gc.collect()
         gc.freeze()
         gc.disable()
+        _bequeath_code()
         channel.send(sock, {"ready": True})
         _serve(sock, uid_base is not None, make_agent)
         status = 0
@@ -178,6 +179,27 @@ def _stand_like_an_init() -> int:
         os.dup2(null, fd)
     os.close(null)
     return complaints
+
+
+def _bequeath_code() -> None:
+    """Let children know where in memory the code of this process is, instead of asking the kernel page by page.
+
+    A fork copies what is known of a file's mapping only if a page of it was ever written: so one byte of each is written
+    over itself.
+    """
+    try:
+        maps = os.open("/proc/self/maps", os.O_RDONLY | os.O_CLOEXEC)
+        text = b"".join(iter(lambda: os.read(maps, 1 << 16), b""))
+        os.close(maps)
+        memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
+        for line in text.splitlines():
+            addresses, rights, _, _, inode, *_ = line.split()
+            if inode != b"0" and rights in (b"r-xp", b"r--p"):
+                start = int(addresses.partition(b"-")[0], 16)
+                os.pwrite(memory, os.pread(memory, 1, start), start)
+        os.close(memory)
+    except OSError:
+        pass  # a kernel that allows this to nobody
 
 
 def _become_mapped_root() -> None:

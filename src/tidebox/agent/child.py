@@ -67,7 +67,7 @@ STEP_EXEC = "exec"
 class Start:
     """Everything decided before the fork; standard streams and cgroup leaf come when they are made.
 
-    ``apart`` says that the child is no copy of the agent any more: it has its streams, its identity and no power.
+    ``apart`` says that the child is no copy of the agent any more, but for its identity: see ``part``.
     """
 
     __slots__ = ("argv", "env", "cwd", "user", "rlimits", "tty", "stdio", "leaf", "apart")
@@ -135,26 +135,24 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
         builtin = find_builtin(start.argv[0], setup.builtins)
         if not start.apart:
             part(signals, builtin is not None)
-            if start.tty:
-                pty.take_control(start.stdio[0])
-            # The agent's own 0, 1 and 2 are open, so none of these is below 3 and none is overwritten before it is
-            # copied.
-            for target, fd in enumerate(start.stdio):
-                os.dup2(fd, target, inheritable=True)
+        if start.tty:
+            pty.take_control(start.stdio[0])
+        # The agent's own 0, 1 and 2 are open, so none of these is below 3 and none is overwritten before it is copied.
+        for target, fd in enumerate(start.stdio):
+            os.dup2(fd, target, inheritable=True)
         if start.leaf is not None and setup.leaves is not None:
             setup.leaves.attach(start.leaf)
         step = STEP_RLIMIT
         for number, soft, hard in start.rlimits:
             resource.setrlimit(number, (soft, hard))
         step = STEP_USER
-        if not start.apart:
-            _change_user(start.user)
+        _change_user(start.user)
         step = STEP_CWD
         os.chdir(start.cwd)
         os.umask(0o022)
         step = STEP_CONFINE
+        setup.confine()
         if not start.apart:
-            setup.confine()
             setup.load_filter()
         if setup.oom_score_fd is not None:
             # Only now: before, the process is as undumpable as init, and then its /proc files are not its own.

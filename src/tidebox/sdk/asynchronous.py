@@ -161,7 +161,9 @@ class AsyncClient:
 
     async def _connected(self) -> _Link:
         """The connection, waiting for it if it is being made again."""
-        if self._link is None and (self._keeper is None or self._keeper.done()):
+        if self._link is not None:
+            return self._link
+        if self._keeper is None or self._keeper.done():
             await self.connect()
         try:
             async with asyncio.timeout(self._connect_timeout):

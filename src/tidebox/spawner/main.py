@@ -59,7 +59,7 @@ class Spawner:
         self._leaf_number = 0
         self._usual_limits: dict[str, int] = {}
         self._box_number = 0
-        self._closing: list[tuple[cgroups.Leaf, int | None]] = []
+        self._closing: list[cgroups.Leaf] = []
         self._retry_pause = _RETRY_SECONDS
         self._uid_base = _FIRST_UID_BLOCK + os.getpid() % _UID_BLOCKS * ids.UID_BLOCK if os.getuid() == 0 else None
         self._cgroups: cgroups.Cgroups | None = None
@@ -124,7 +124,7 @@ class Spawner:
         if self._lacks_spares():
             self._spares.append(self._new_leaf())
         elif len(self._spares) > _SPARE_LEAVES:
-            self._closing.append((self._spares.pop(), None))
+            self._closing.append(self._spares.pop())
 
     def _new_leaf(self) -> cgroups.Leaf:
         assert self._cgroups is not None
@@ -161,7 +161,7 @@ class Spawner:
             # Not kept: no template may put anything into it yet.
             leaf = self._new_leaf()
             files = leaf.files()
-            self._closing.append((leaf, None))
+            self._closing.append(leaf)
         return {
             "cgroup": version,
             "files": files,
@@ -211,7 +211,7 @@ class Spawner:
                     delegated = leaf.delegate(owner)
                 attach = leaf.attach_descriptors()
             except OSError:
-                self._closing.append((leaf, None))
+                self._closing.append(leaf)
                 raise
         self._boxes[message["box"]] = box = _Box(None if message["single"] else message["id"], leaf, name)
         order = {
@@ -234,7 +234,7 @@ class Spawner:
         except OSError as error:
             del self._boxes[message["box"]]
             if leaf is not None:
-                self._closing.append((leaf, None))
+                self._closing.append(leaf)
             raise StepFailed("template", error) from error
         finally:
             for descriptor in delegated:
@@ -276,7 +276,7 @@ class Spawner:
         box = self._boxes.pop(name)
         channel.send(self._sock, {"re": box.request, "failed": step, "errno": number, "text": text})
         if box.leaf is not None:
-            self._closing.append((box.leaf, None))
+            self._closing.append(box.leaf)
 
     def _lost(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         """A box is dead before its server heard that it stands: what it said until then comes first."""
@@ -319,26 +319,19 @@ class Spawner:
             raise StepFailed(message["op"], OSError(errno.ENOTSUP, "the box has no cgroup"))
         return box.leaf
 
-    def _close(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+    def _close(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Not answered: what asks for the next box comes after it anyway."""
         box = self._boxes.pop(message["box"], None)
         if box is None or box.leaf is None:
-            return {}
+            return
         # Of a box that was given up, something may still be on its way into the leaf: it finds it gone.
         if not message["given_up"] and len(self._spares) < _MOST_SPARE_LEAVES and box.leaf.renew():
             self._spares.append(box.leaf)
-            return {}
-        if box.leaf.remove():
-            return {}
-        self._closing.append((box.leaf, message["id"]))
-        return None
+        elif not box.leaf.remove():
+            self._closing.append(box.leaf)
 
     def _remove_closed(self) -> None:
-        waiting = []
-        for leaf, request in self._closing:
-            if not leaf.remove():
-                waiting.append((leaf, request))
-            elif request is not None:
-                channel.send(self._sock, {"re": request})
+        waiting = [leaf for leaf in self._closing if not leaf.remove()]
         # Most are gone at once; what a stuck process holds is not asked for all the time.
         self._retry_pause = min(self._retry_pause * 2, _LONGEST_RETRY_SECONDS) if waiting else _RETRY_SECONDS
         self._closing = waiting

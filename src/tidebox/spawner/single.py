@@ -68,6 +68,7 @@ class Single:
         rlimits = [child.rlimit("cpu", program["cpu"], program["cpu"] + 1)] if program["cpu"] else []
         env = {**self._env, **program["env"]} if program["env"] else self._env
         start = child.Start(program["argv"], env, program["cwd"], self._user, rlimits, False)
+        start.stdio = (0, 1, 2)
         start.apart = True
         return start
 

@@ -184,8 +184,8 @@ def _stand_like_an_init() -> int:
 def _bequeath_code() -> None:
     """Let children know where in memory the code of this process is, instead of asking the kernel page by page.
 
-    A fork copies what is known of a file's mapping only if a page of it was ever written: so one byte of each is written
-    over itself.
+    A fork copies what is known of a file's mapping only if a page of it was ever written: so one byte of each is
+    written over itself.
     """
     try:
         maps = os.open("/proc/self/maps", os.O_RDONLY | os.O_CLOEXEC)

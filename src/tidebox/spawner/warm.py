@@ -261,8 +261,17 @@ def _prepare(order: Program) -> tuple[CodeType | None, BaseException | None]:
         main["__file__"] = absolute
         if "__cached__" in _baseline.main_names:
             main["__cached__"] = None
-        sys.path.insert(0, os.path.dirname(os.path.realpath(absolute)))
+        sys.path.insert(0, _directory_of(absolute))
     return code, refused
+
+
+def _directory_of(file: str) -> str:
+    """Where a file really is."""
+    directory = file.rpartition("/")[0]
+    # The usual case, told apart at a fraction of the price: the working directory's name has no links in it.
+    if directory == os.getcwd() and not os.path.islink(file):
+        return directory
+    return os.path.dirname(os.path.realpath(file))
 
 
 def _compiled(order: Program, path: str) -> CodeType | None:

@@ -190,7 +190,7 @@ class NativeBox(Box):
         await self._watches.close()
         os.close(self._pidfd)
         os.close(self._workspace)
-        await self._spawner.close_box(self.id, self._meter)
+        self._spawner.close_box(self.id, self._meter)
 
 
 def cgroup_limits(limits: Limits, *, single: bool, shared: bool) -> dict[str, int]:

@@ -290,7 +290,7 @@ def _abandon(spawner: Spawner, box: str, opened: asyncio.Future[tuple[dict[str, 
         return
     for descriptor in opened.result()[1]:
         os.close(descriptor)
-    spawner.send("close", box=box, given_up=False)
+    spawner.let_go(box, given_up=False)
 
 
 def _template_name(image: Image, spec: BoxSpec) -> str:

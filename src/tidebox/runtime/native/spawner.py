@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import itertools
 import marshal
@@ -92,11 +91,14 @@ class Spawner:
             return future
         number = next(self._ids)
         self._pending[number] = future
-        data = marshal.dumps({"op": operation, "id": number, **fields}, ORDER_FORMAT)
+        self._post({"op": operation, "id": number, **fields}, descriptors)
+        return future
+
+    def _post(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        data = marshal.dumps(message, ORDER_FORMAT)
         if self._outgoing or not self._try_send(data, descriptors):
             self._outgoing.append((data, tuple(os.dup(descriptor) for descriptor in descriptors)))
             self._loop.add_writer(self._sock, self._on_writable)
-        return future
 
     def _try_send(self, data: bytes, descriptors: tuple[int, ...]) -> bool:
         try:
@@ -178,15 +180,18 @@ class Spawner:
         """What counts the usage of a box that was opened, in whose cgroup so many processes are ours."""
         return Meter(self._leaves.open(opened), own_processes)
 
-    async def close_box(self, box: str, meter: Meter) -> None:
+    def close_box(self, box: str, meter: Meter) -> None:
         """Let a dead box's cgroup go, or be the next box's."""
         if self.gone.is_set():
             meter.counters.close()
         else:
             self._leaves.give_back(meter.counters)
-            # A spawner that dies over this takes the cgroup with it, or its successor does.
-            with contextlib.suppress(ProvisionFailed):
-                await self.request("close", box=box, given_up=False)
+            self.let_go(box, given_up=False)
+
+    def let_go(self, box: str, given_up: bool) -> None:
+        """Tell that a box is dead, or that nobody wants it; a spawner that is dead took what it had with it."""
+        if not self.gone.is_set():
+            self._post({"op": "close", "id": next(self._ids), "box": box, "given_up": given_up})
 
     def note_files(self, files: Mapping[str, str]) -> None:
         """Where what boxes use is counted."""
@@ -203,7 +208,7 @@ class Spawner:
         if opening.done() and not opening.cancelled() and opening.exception() is None:
             for descriptor in opening.result()[1]:
                 os.close(descriptor)
-        self.send("close", box=box, given_up=True).add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.let_go(box, given_up=True)
 
     def give_up(self, opening: asyncio.Future[tuple[dict[str, Any], list[int]]], box: str) -> None:
         """A box whose init is dead; what it may have said before comes the long way and has its time."""

@@ -5,6 +5,7 @@ Everything asks for a credential unless its route says that it does not.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -102,9 +103,9 @@ class Application:
         self._app = app
         self._rest = rest
 
-    def load(self) -> None:
+    def load(self) -> asyncio.Future[App]:
         """Begin to load what was left for after the start."""
-        self._rest.load()
+        return self._rest.load()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)

@@ -161,8 +161,8 @@ class AsyncClient:
 
     async def _connected(self) -> _Link:
         """The connection, waiting for it if it is being made again."""
-        if self._link is not None:
-            return self._link
+        if (link := self._link) is not None:
+            return link
         if self._keeper is None or self._keeper.done():
             await self.connect()
         try:

@@ -30,8 +30,12 @@ class CgroupError(Exception):
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="ascii", errors="replace") as file:
-        return file.read()
+    # Three times for every box: the layers of open() cost more than the reading.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(fd, 1 << 16), b"")).decode("ascii", "replace")
+    finally:
+        os.close(fd)
 
 
 def _write(path: str, value: object) -> None:

@@ -298,6 +298,23 @@ async def test_boxes_asked_for_at_the_end_start_nothing_anew(tmp_path: Path) -> 
     assert descendants(spawner) == []
 
 
+async def test_a_runtime_can_be_closed_over_a_spawner_that_has_just_died(tmp_path: Path) -> None:
+    engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
+    await open_and_close(engine.runtime, 1)
+    spawner = engine.runtime.spawner_pid()
+    assert spawner is not None
+    os.kill(template_of(engine.runtime), signal.SIGSTOP)
+    opening = asyncio.ensure_future(engine.runtime.open(BoxSpec(single=True)))
+    await asyncio.sleep(0.1)
+    os.kill(spawner, signal.SIGKILL)
+    # Nothing else has its turn until the runtime is closed: it has not heard of the death.
+    os.waitid(os.P_PID, spawner, os.WEXITED | os.WNOWAIT)
+    await engine.runtime.close()
+    with pytest.raises(RuntimeUnavailable):
+        await opening
+    await engine.close()
+
+
 async def test_a_box_whose_template_dies_over_it_is_made_by_the_next(runtime: NativeRuntime) -> None:
     await open_and_close(runtime, 1)
     for _ in range(5):

@@ -40,6 +40,7 @@ class Descriptors:
                 callback()
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Watch nothing any more; whoever lets go of a descriptor later may."""
+        self._callbacks.clear()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()

@@ -99,6 +99,7 @@ class NativeRuntime(Runtime):
         self._require_guarantees()
         shape = await self._define_shape(spawner, template, spec)
         name = f"b{next(self._numbers)}"
+        descriptors = self._watched()
         ends = Ends(spec.single)
         builtin = builtin_of(first)
         # First of all: everything else is done while the box is made.
@@ -125,7 +126,7 @@ class NativeRuntime(Runtime):
 
         # Nothing is waited for: the box finds what it is to do when it comes to life.
         if spec.single:
-            single = PipedExec(ends, self._watched(), spawner.take_answer, lambda step: spawner.fail(answer, step))
+            single = PipedExec(ends, descriptors, spawner.take_answer, lambda step: spawner.fail(answer, step))
         else:
             link = Link.to(socket.socket(fileno=ends.ours[0]), _READY)
             link.on_lost = lambda: spawner.give_up(answer, name)
@@ -137,8 +138,8 @@ class NativeRuntime(Runtime):
                 started = link.open_exec(exec_request(first))
             if started is not None and first_input:
                 await started.write(first_input)
-            message, descriptors = await (asyncio.shield(answer) if link is not None else answer)
-            if len(descriptors) != _BOX_DESCRIPTORS:
+            message, opened = await (asyncio.shield(answer) if link is not None else answer)
+            if len(opened) != _BOX_DESCRIPTORS:
                 raise ProvisionFailed("no descriptors left for a box", step="pipes")
         except BaseException:
             if single is not None:
@@ -148,13 +149,13 @@ class NativeRuntime(Runtime):
                 answer.add_done_callback(lambda done: _abandon(spawner, name, done))
                 await link.close()
             raise
-        pidfd, workspace = descriptors
+        pidfd, workspace = opened
         meter = spawner.meter(message, own_processes=0 if spec.single else 1)
         box = NativeBox(
             name,
             image.digest,
             spawner,
-            self._watched(),
+            descriptors,
             link,
             single,
             pidfd,

@@ -1,8 +1,8 @@
 """Frames on their way to one client.
 
 Whoever has a frame puts it here and goes on; a task hands them to the transport, and waits with them while the client
-does not read. Output that is put faster than it leaves grows
-into longer frames instead of more. What is kept is bounded because those who produce look at ``full`` and wait.
+does not read. Output that is put faster than it leaves grows into longer frames instead of more. What is kept is
+bounded because those who produce look at ``full`` and wait.
 """
 
 from __future__ import annotations

@@ -167,20 +167,26 @@ from tidebox.embedded import Engine, run_on
 
 async def main():
     engine = Engine(load_settings(data_dir=Path(sys.argv[1]), allow_weak_isolation=True), pool=False)
-    result = await run_on(engine, "import os; os.wait() if os.fork() else os._exit(0); print('fine')")
+    look = "[print(line.split()[1]) for line in open('/proc/self/status') if line.startswith('SigIgn')]"
+    result = await run_on(engine, f"import os; os.wait() if os.fork() else os._exit(0); {look}")
+    print(result.stdout, result.exit_code)
+    result = await run_on(engine, command=["sed", "-n", "s/SigIgn:.//p", "/proc/self/status"])
     print(result.stdout, result.exit_code)
     await engine.close()
 
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for name in sys.argv[2:]:
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
 asyncio.run(main())
 """
 
 
-def test_whoever_ignores_the_ends_of_its_children_has_boxes_too(tmp_path: Path) -> None:
-    """That is inherited, and of what it ignores nobody is told."""
-    command = [sys.executable, "-c", DEAF, str(tmp_path)]
+@pytest.mark.parametrize("ignored", ["SIGCHLD", "SIGHUP", "SIGQUIT SIGINT", "SIGUSR1 SIGTSTP SIGTERM SIGRTMIN"])
+def test_whoever_ignores_signals_has_boxes_too(tmp_path: Path, ignored: str) -> None:
+    """That is inherited: nohup does it to what it starts, a shell to what it starts in the background."""
+    command = [sys.executable, "-c", DEAF, str(tmp_path), *ignored.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert (done.stdout, done.stderr) == ("b'fine\\n' 0\n", "")
+    # What Python itself ignores, and what any other program does.
+    assert (done.stdout, done.stderr) == ("b'0000000001001000\\n' 0\nb'0000000000000000\\n' 0\n", "")
 
 
 def start_and_run(data_dir: Path) -> BoxRunner:

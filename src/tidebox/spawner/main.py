@@ -12,6 +12,7 @@ import errno
 import os
 import select
 
+from tidebox.agent import child
 from tidebox.spawner import cgroups, channel, ids, syscalls, template
 from tidebox.spawner.steps import StepFailed
 
@@ -340,10 +341,10 @@ class Spawner:
 def main(descriptor: int) -> None:
     """Run the spawner on the inherited socket ``descriptor``."""
     os.set_inheritable(descriptor, False)
-    # Whatever this process inherited, programs do not.
+    # Whatever this process inherited, programs do not: nohup and shells in the background have signals ignored. And who
+    # ignores the ends of its children is not told of them.
     syscalls.reset_hidden_signals()
-    # And who ignores the ends of its children is not told of them.
-    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    child.reset_signals([number for number in child.changed_signals() if number not in child.PYTHONS_OWN])
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     spawner = Spawner(_socket.socket(fileno=descriptor))
     try:

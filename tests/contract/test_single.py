@@ -19,7 +19,7 @@ from tests.boxes import count_leaves, descendants, in_boxes, init_of, is_root
 from tests.contract.test_faults import wait_until
 from tests.contract.test_runtime import collect, output
 from tidebox.config import load_settings
-from tidebox.embedded import Engine
+from tidebox.embedded import Engine, run_on
 from tidebox.errors import BoxGone, ExecFailed, PayloadTooLarge, ProvisionFailed, RuntimeUnavailable
 from tidebox.model.events import Exited
 from tidebox.model.limits import MIB, Limits
@@ -298,6 +298,73 @@ async def test_boxes_asked_for_at_the_end_start_nothing_anew(tmp_path: Path) -> 
     assert descendants(spawner) == []
 
 
+async def test_the_answer_of_a_box_that_comes_with_the_end_is_no_box(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
+    await open_and_close(engine.runtime, 1)
+    before = count_descriptors()
+    take_answer = Spawner.take_answer
+    closing: list[asyncio.Future[None]] = []
+
+    def close_and_take(spawner: Spawner, data: bytes, descriptors: list[int]) -> None:
+        os.kill(spawner.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, spawner.pid, os.WEXITED | os.WNOWAIT)
+        closing.append(asyncio.ensure_future(engine.runtime.close()))
+        take_answer(spawner, data, descriptors)
+
+    monkeypatch.setattr(Spawner, "take_answer", close_and_take)
+    with pytest.raises(RuntimeUnavailable):
+        await engine.runtime.open(BoxSpec(single=True))
+    await closing[0]
+    await engine.close()
+    # The spawner's socket and the set of descriptors are gone too.
+    assert count_descriptors() == before - 2
+
+
+@pytest.mark.parametrize("milliseconds", [0, 2, 5, 10, 20])
+async def test_programs_end_with_the_runtime_that_is_closed_over_them(tmp_path: Path, milliseconds: int) -> None:
+    engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
+    await open_and_close(engine.runtime, 1)
+    runs = [asyncio.ensure_future(run_on(engine, "import time; time.sleep(60)", timeout=60)) for _ in range(5)]
+    await asyncio.sleep(milliseconds / 1000)
+    await engine.close()
+    async with asyncio.timeout(20):
+        for error in await asyncio.gather(*runs, return_exceptions=True):
+            assert isinstance(error, (BoxGone, RuntimeUnavailable))
+
+
+async def test_orders_that_a_dead_spawner_never_took_keep_no_descriptor(runtime: NativeRuntime) -> None:
+    await open_and_close(runtime, 1)
+    before = count_descriptors()
+    spawner = runtime.spawner_pid()
+    assert spawner is not None
+    os.kill(spawner, signal.SIGSTOP)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    try:
+        openings = [asyncio.ensure_future(runtime.open(BoxSpec(single=True))) for _ in range(400)]
+        await asyncio.sleep(0.1)
+        # More than what a box holds here: what did not fit into the socket is kept to be sent.
+        assert count_descriptors() - before > 4 * len(openings)
+        for opening in openings:
+            opening.cancel()
+        await asyncio.wait(openings)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    os.kill(spawner, signal.SIGKILL)
+    await open_and_close(runtime, 1)
+    assert count_descriptors() == before
+
+
+async def test_a_limit_that_may_not_be_raised_is_named(runtime: NativeRuntime) -> None:
+    await open_and_close(runtime, 1)
+    template = template_of(runtime)
+    resource.prlimit(template, resource.RLIMIT_NOFILE, (512, 512))
+    with pytest.raises(ProvisionFailed, match="limit nofile: Operation not permitted"):
+        await runtime.open(BoxSpec(single=True))
+
+
 async def test_a_runtime_can_be_closed_over_a_spawner_that_has_just_died(tmp_path: Path) -> None:
     engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
     await open_and_close(engine.runtime, 1)
@@ -308,7 +375,7 @@ async def test_a_runtime_can_be_closed_over_a_spawner_that_has_just_died(tmp_pat
     await asyncio.sleep(0.1)
     os.kill(spawner, signal.SIGKILL)
     # Nothing else has its turn until the runtime is closed: it has not heard of the death.
-    os.waitid(os.P_PID, spawner, os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, spawner, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
     await engine.runtime.close()
     with pytest.raises(RuntimeUnavailable):
         await opening

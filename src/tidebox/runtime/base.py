@@ -72,6 +72,11 @@ class Switch:
         else:
             self._callbacks.append(callback)
 
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Have it not called any more; nothing happens if it was."""
+        if callback in self._callbacks:
+            self._callbacks.remove(callback)
+
     async def wait(self) -> None:
         """Wait until it is set."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -81,7 +86,10 @@ class Switch:
                 waiter.set_result(None)
 
         self.on_set(wake)
-        await waiter
+        try:
+            await waiter
+        finally:
+            self.forget(wake)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +362,8 @@ class Box(abc.ABC):
 
     @abc.abstractmethod
     def begin_close(self) -> asyncio.Task[None]:
-        """Leave nothing of the box; the task is over when nothing is left, however often it is asked for."""
+        """Leave nothing of the box; the task is over when no process is left and the rest is on its way out, however
+        often it is asked for."""
 
     async def close(self) -> None:
         """The same, and wait for it."""

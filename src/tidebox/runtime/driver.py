@@ -116,7 +116,6 @@ class _Watch:
         self._reason: Outcome | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._helpers: list[asyncio.Task[None]] = []
-        self._over = False
 
     async def ending(self) -> Ending:
         loop = asyncio.get_running_loop()
@@ -133,7 +132,11 @@ class _Watch:
         try:
             exited = await self._follow()
         finally:
-            self._over = True
+            # Whoever may end it later holds nothing of it.
+            if self._cancel is not None:
+                self._cancel.forget(self._on_cancel)
+            if self._order.kill is not None:
+                self._order.kill.forget(self._on_kill)
             timer.cancel()
             for helper in self._helpers:
                 helper.cancel()
@@ -217,8 +220,7 @@ class _Watch:
             pass  # as above
 
     def _on_cancel(self) -> None:
-        if not self._over:
-            self._helpers.append(asyncio.get_running_loop().create_task(self._end_gently()))
+        self._helpers.append(asyncio.get_running_loop().create_task(self._end_gently()))
 
     async def _end_gently(self) -> None:
         if self._reason is None:
@@ -228,5 +230,4 @@ class _Watch:
         self._end(Outcome.CANCELLED)
 
     def _on_kill(self) -> None:
-        if not self._over:
-            self._end(Outcome.CANCELLED)
+        self._end(Outcome.CANCELLED)

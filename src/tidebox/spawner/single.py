@@ -2,14 +2,15 @@
 
 Besides its hull, whose init only sleeps, such a box is one process: forked from the template into the namespaces of the
 hull, it sets the box up around itself, gives up every power, waits for its order on its standard input and becomes the
-program. Until then it runs nothing but our code, and by then it holds nothing but its streams.
+program. Until then it runs nothing but our code, and by then it holds nothing but its streams. That it is to be a
+Python of ours may be said when the box is ordered; what that is to run comes through the standard input all the same.
 
 What it does is a list of calls that the template has made ready: a process that was just forked has to copy every page
 it writes to, and code that runs for the first time writes to many.
 
 The template is the parent of all these programs. Through a socket per box that no program ever holds the box tells that
-it stands, and the template how its program ended; signals come down that way. The template never sees an order: what is
-in its memory is in that of all later boxes.
+it stands, and the template how its program ended; signals come down that way. The template never sees a program: what
+is in its memory is in that of all later boxes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Single:
         """``shaping`` is what makes a box of this shape of the namespaces of a hull."""
         self.setup = setup
         self._env = {name.encode(): value.encode() for name, value in message["env"]}
-        rlimits = [child.rlimit(name, value, value) for name, value in message["rlimits"]]
+        rlimits = {name: child.rlimit(name, value, value) for name, value in message["rlimits"]}
         self.set_up = [*_changing_user(two_ids), *_bounding(), *shaping, *_becoming_plain(rlimits), *_confining()]
         """Done in every hull, by the process that becomes the program."""
         if self._env != setup.environment:
@@ -293,17 +294,18 @@ def _bounding() -> list[Prepared]:
     return [("bound the capabilities", call, arguments) for call, arguments in confine.BOUND]
 
 
-def _becoming_plain(rlimits: list[tuple[int, int, int]]) -> list[Prepared]:
+def _becoming_plain(rlimits: dict[str, tuple[int, int, int]]) -> list[Prepared]:
     """A session and limits of its own, at the place where programs begin."""
     return [
         ("lead a session", os.setsid, ()),
-        *[("limit", resource.setrlimit, (number, (soft, hard))) for number, soft, hard in rlimits],
+        *[(f"limit {name}", resource.setrlimit, (number, bounds)) for name, (number, *bounds) in rlimits.items()],
         ("go to the workspace", os.chdir, ("/workspace",)),
     ]
 
 
 def _confining() -> list[Prepared]:
-    """No power, no descriptor but the three there have to be, and the workspace's, which gets the next number."""
+    """No power; no descriptor but the streams and what it still has to tell with, of which the workspace's is the
+    last to get a number."""
     return [
         *[("give up the capabilities", call, arguments) for call, arguments in confine.CONFINE],
         *[("load the system call filter", call, arguments) for call, arguments in confine.LOAD_FILTER],

@@ -76,6 +76,9 @@ def run(prepared: list[Prepared]) -> None:
                 raise sys_.last_error(label)
         except OSError as error:
             raise StepFailed(label, error) from error
+        except ValueError as error:
+            # How setrlimit says that a limit may not be raised.
+            raise StepFailed(label, OSError(errno.EPERM, str(error))) from error
 
 
 def _flags(attributes: list[str]) -> int:

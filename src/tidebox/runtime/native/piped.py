@@ -394,7 +394,9 @@ class PipedExec(Exec):
         """It has no terminal."""
 
     def close(self) -> None:
-        """Let go of the pipes."""
+        """Let go of the pipes; whoever still waits for an event is told that there will be none."""
+        self.ended = True
+        self.lost = self.lost or self._report is None
         if self._grace is not None:
             self._grace.cancel()
         self._descriptors.forget(self._control.fileno())
@@ -402,3 +404,4 @@ class PipedExec(Exec):
         self._close_stdin()
         for stream in self._open_streams():
             self._close_stream(stream)
+        self._wake()

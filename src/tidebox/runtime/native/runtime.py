@@ -101,7 +101,7 @@ class NativeRuntime(Runtime):
         name = f"b{next(self._numbers)}"
         descriptors = self._watched()
         ends = Ends(spec.single)
-        builtin = builtin_of(first)
+        builtin = builtin_of(first) if spec.single else None
         # First of all: everything else is done while the box is made.
         try:
             answer = spawner.send(
@@ -139,6 +139,8 @@ class NativeRuntime(Runtime):
             if started is not None and first_input:
                 await started.write(first_input)
             message, opened = await (asyncio.shield(answer) if link is not None else answer)
+            if self._closed:
+                raise _closed_already()
             if len(opened) != _BOX_DESCRIPTORS:
                 raise ProvisionFailed("no descriptors left for a box", step="pipes")
         except BaseException:
@@ -265,7 +267,7 @@ class NativeRuntime(Runtime):
             await self._spawner.close()
         self._forget_templates()
         if self._closed:
-            raise RuntimeUnavailable("the runtime is closed")
+            raise _closed_already()
         spawner = Spawner.start(self.interpreters.python, self._environment if os.getuid() != 0 else None)
         self._spawner = spawner
         try:
@@ -283,6 +285,10 @@ class NativeRuntime(Runtime):
             "SANDBOX_ALLOW_WEAK_ISOLATION=1 accepts boxes without them",
             guarantees=["memory", "pids", "cpu"],
         )
+
+
+def _closed_already() -> RuntimeUnavailable:
+    return RuntimeUnavailable("the runtime is closed")
 
 
 def _abandon(spawner: Spawner, box: str, opened: asyncio.Future[tuple[dict[str, Any], list[int]]]) -> None:

@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +118,9 @@ class Spawner:
             data, descriptors = self._outgoing[0]
             if not self._try_send(data, descriptors):
                 return
-            if self._outgoing:
+            if self._outgoing:  # else it was lost over this, and let go of all
                 self._outgoing.popleft()
-            for descriptor in descriptors:
-                os.close(descriptor)
+                _close_all(descriptors)
         if not self.gone.is_set():
             self._loop.remove_writer(self._sock)
 
@@ -151,8 +150,7 @@ class Spawner:
         message = cbor.decode(data)
         future = self._pending.pop(message["re"], None)
         if future is None or future.done():
-            for descriptor in descriptors:
-                os.close(descriptor)
+            _close_all(descriptors)
         elif "failed" in message:
             step = message["failed"]
             future.set_exception(
@@ -169,7 +167,8 @@ class Spawner:
         self._loop.remove_writer(self._sock)
         self._sock.close()
         self._leaves.close()
-        self._outgoing.clear()
+        while self._outgoing:
+            _close_all(self._outgoing.popleft()[1])
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(ProvisionFailed("the spawner died", step="spawner"))
@@ -206,8 +205,7 @@ class Spawner:
         """Nobody waits for a box for a single program any more, or there will be none."""
         self._pending = {number: future for number, future in self._pending.items() if future is not opening}
         if opening.done() and not opening.cancelled() and opening.exception() is None:
-            for descriptor in opening.result()[1]:
-                os.close(descriptor)
+            _close_all(opening.result()[1])
         self.let_go(box, given_up=True)
 
     def give_up(self, opening: asyncio.Future[tuple[dict[str, Any], list[int]]], box: str) -> None:
@@ -235,6 +233,11 @@ class Spawner:
             self._loop.remove_reader(descriptor)
             os.close(descriptor)
         self._process.wait()
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _user_manager(session: Mapping[str, str]) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.boxes import is_root
+from tests.boxes import in_boxes, init_of, is_root
+from tests.contract.test_faults import wait_until
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 
@@ -87,6 +90,24 @@ async def test_no_cell_grows_older_than_its_age(start: Start) -> None:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
     assert engine.pool.made()[0] - before >= 1.0
+
+
+async def test_a_cell_that_dies_while_others_work_is_replaced(start: Start) -> None:
+    engine = await start(pool_python=1)
+    (before,) = engine.pool.made()
+    spawner = engine.runtime.spawner_pid()
+    assert spawner is not None
+    (cell,) = (pid for pid in in_boxes(spawner) if init_of(pid) != pid)
+    # Of a shape that the pool does not keep: no cell is taken, and the processors count as busy for a moment.
+    program = "import time; time.sleep(60)"
+    busy = [asyncio.ensure_future(run_on(engine, program, workspace=9 << 20)) for _ in range(os.cpu_count() or 1)]
+    wanted = 1 + len(busy)
+    await asyncio.to_thread(wait_until, lambda: engine.runtime.live_boxes() == wanted, "the programs did not start")
+    os.kill(init_of(cell), signal.SIGKILL)
+    await asyncio.to_thread(wait_until, lambda: engine.pool.made() not in ([], [before]), "the cell was not replaced")
+    for run in busy:
+        run.cancel()
+    await asyncio.wait(busy)
 
 
 async def test_a_cell_that_uses_more_than_is_allowed_is_not_used(start: Start) -> None:

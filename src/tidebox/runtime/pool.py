@@ -184,8 +184,8 @@ class Pool:
         self._working.append((time.monotonic(), box))
 
     def _on_gone(self) -> None:
-        # A keeper that would only find the processors busy is not asked to look.
-        if not self._busy_for():
+        # A keeper that waits for the processors looks by itself when they are free; one that has all it wants does not.
+        if self._full.is_set() or not self._busy_for():
             self._wake.set()
 
     def _busy_for(self) -> float:

@@ -187,19 +187,22 @@ def _bequeath_code() -> None:
     A fork copies what is known of a file's mapping only if a page of it was ever written: so one byte of each is
     written over itself.
     """
+    maps = memory = -1
     try:
         maps = os.open("/proc/self/maps", os.O_RDONLY | os.O_CLOEXEC)
         text = b"".join(iter(lambda: os.read(maps, 1 << 16), b""))
-        os.close(maps)
         memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
         for line in text.splitlines():
             addresses, rights, _, _, inode, *_ = line.split()
             if inode != b"0" and rights in (b"r-xp", b"r--p"):
                 start = int(addresses.partition(b"-")[0], 16)
                 os.pwrite(memory, os.pread(memory, 1, start), start)
-        os.close(memory)
     except OSError:
         pass  # a kernel that allows this to nobody
+    finally:
+        for fd in (maps, memory):
+            if fd >= 0:
+                os.close(fd)
 
 
 def _become_mapped_root() -> None:

@@ -54,6 +54,19 @@ async def test_frames_leave_in_order() -> None:
     assert client.frames == [0, 1, 2, 3, 4]
 
 
+async def test_a_writer_that_fails_lets_everybody_go() -> None:
+    async def send(message: Message) -> None:
+        raise ValueError("no reason in particular")
+
+    outbox = Outbox(send, 1)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    outbox.put("first")
+    outbox.put("second")
+    async with asyncio.timeout(10):
+        await outbox.changed()
+    assert (outbox.closed, outbox.full) == (True, False)
+
+
 async def test_output_that_waits_is_sent_together() -> None:
     client = Client(100)
     outbox = Outbox(client.send, 10)

@@ -139,5 +139,7 @@ class Outbox:
                 if self._waiting and not self.full:
                     self.wake()
         except (OSError, RuntimeError):
-            # As a server says that the connection is gone, or is being closed; the reader is told so as well.
+            pass  # as a server says that the connection is gone, or is being closed; the reader is told so as well
+        finally:
+            # Whyever it ends: what is put from now on would wait for ever.
             self.close()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import termios
 from struct import Struct
 
 _SIZE = Struct("HHHH")
+# The same on x86-64 and ARM64. With the module that has them every box would have one more library to map.
+_TIOCSCTTY = 0x540E
+_TIOCSWINSZ = 0x5414
 
 
 def open_pair(rows: int, cols: int, uid: int, gid: int) -> tuple[int, int]:
@@ -29,9 +31,9 @@ def open_pair(rows: int, cols: int, uid: int, gid: int) -> tuple[int, int]:
 
 def resize(master: int, rows: int, cols: int) -> None:
     """Change the size; the kernel tells the foreground process group."""
-    fcntl.ioctl(master, termios.TIOCSWINSZ, _SIZE.pack(rows, cols, 0, 0))
+    fcntl.ioctl(master, _TIOCSWINSZ, _SIZE.pack(rows, cols, 0, 0))
 
 
 def take_control(slave: int) -> None:
     """Make the terminal the controlling one of the calling session leader."""
-    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    fcntl.ioctl(slave, _TIOCSCTTY, 0)

@@ -185,7 +185,6 @@ class SingleBoxes:
             return  # the event was for what had this number before, and ended in the same round
         by_init = ended.si_status == _signal.SIGKILL and ended.si_code != os.CLD_EXITED and box.hull.is_sinking()
         report = sys_.wait(box.pid)
-        box.program = self._let_go(box.program)
         if by_init:
             self._end(box)
         elif box.control >= 0:
@@ -193,6 +192,8 @@ class SingleBoxes:
                 os.write(box.control, _REPORT.pack(*report))
             except OSError:
                 pass  # the host is gone, which the socket tells next
+        # Last: somebody waits for the report.
+        box.program = self._let_go(box.program)
 
     def _on_control(self, box: _Box) -> None:
         try:

@@ -172,6 +172,7 @@ def _rehearse() -> None:
     place = frames.Unrecognised()
     leaving.report(place, leaving.call(place, exec, code, names)[1])
     leaving.flush(place)
+    leaving.rehearse(_baseline.objects)
     # A function and the names it sees hold each other.
     names.clear()
     sys.path[:] = path

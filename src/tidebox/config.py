@@ -168,7 +168,9 @@ class Settings:
     pool_blank: int = _setting("Boxes kept ready without an interpreter.", _whole, 2, low=0, high=256)
     pool_python: int = _setting("Parked cells for Python, shell and plain commands.", _whole, 4, low=0, high=256)
     pool_node: int = _setting("Parked cells for JavaScript.", _whole, 1, low=0, high=64)
-    pool_elixir: int = _setting("Parked cells for Elixir; each is a whole BEAM.", _whole, 0, low=0, high=16)
+    pool_elixir: int = _setting(
+        "Parked cells for Elixir, kept from its first program on; each is a whole BEAM.", _whole, 1, low=0, high=16
+    )
     pool_max_age_sec: float = _setting("A parked cell older than this is replaced unused.", _number, 600.0, low=1)
 
     host: str = _setting("Address the server listens on.", str, "127.0.0.1")

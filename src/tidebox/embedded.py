@@ -39,9 +39,12 @@ class Engine:
             environment=session_environment(),
         )
         sizes = {shape: self._pool_sizes(shape) for shape in shapes} if pool else {}
+        all_sizes = {key: size for found in sizes.values() for key, size in found.items()}
         self.pool = Pool(
             self.runtime,
-            sizes={key: size for found in sizes.values() for key, size in found.items()},
+            sizes=all_sizes,
+            # Too large to be kept where nobody wants it.
+            once_used=(key for key in all_sizes if key.kind == "elixir"),
             limits=Limits(),
             limits_of={key: shape.limits for shape, found in sizes.items() for key in found},
             max_age=self.settings.pool_max_age_sec,

@@ -92,6 +92,21 @@ async def test_no_cell_grows_older_than_its_age(start: Start) -> None:
     assert engine.pool.made()[0] - before >= 1.0
 
 
+async def test_what_is_kept_once_used_is_not_kept_before(start: Start) -> None:
+    engine = await start(pool_elixir=1)
+    assert engine.pool.made() == []
+    assert (await run_on(engine, "print('not for this')")).ok
+    await engine.pool.filled()
+    assert engine.pool.made() == []
+    before: list[float] = []
+    for _ in range(3):
+        assert (await run_on(engine, 'IO.puts("hello")', "elixir")).stdout == b"hello\n"
+        await engine.pool.filled()
+        assert len(engine.pool.made()) == 1
+        assert engine.pool.made() > before
+        before = engine.pool.made()
+
+
 async def test_a_cell_that_dies_while_others_work_is_replaced(start: Start) -> None:
     engine = await start(pool_python=1)
     (before,) = engine.pool.made()

@@ -16,7 +16,7 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -107,13 +107,18 @@ class Pool:
         runtime: Runtime,
         *,
         sizes: Mapping[CellKey, int],
+        once_used: Iterable[CellKey] = (),
         limits: Limits,
         max_age: float,
         limits_of: Mapping[CellKey, Limits] = MappingProxyType({}),
     ) -> None:
-        """Cells wait under ``limits``, or those of their key: one that is asked for with the same needs no change."""
+        """``once_used`` are kept only from when one of them was asked for.
+
+        Cells wait under ``limits``, or those of their key: one that is asked for with the same needs no change.
+        """
         self._runtime = runtime
         self._sizes = dict(sizes)
+        self._unused = set(once_used)
         self._limits = limits
         self._limits_of = limits_of
         self._max_age = max_age
@@ -154,6 +159,10 @@ class Pool:
 
         Where no interpreter is parked and the program is a ``plain`` command, that is started instead of one.
         """
+        if key in self._unused:
+            self._unused.discard(key)
+            self._full.clear()
+            self._wake.set()
         while (cell := self._pop(key) or self._pop(key.blank)) is not None:
             try:
                 await cell.box.adjust(limits)
@@ -215,7 +224,7 @@ class Pool:
         pause = _RETRY_SECONDS
         while True:
             self._replace_unfit()
-            key = next((key for key, size in self._sizes.items() if len(self._ready[key]) < size), None)
+            key = self._missing()
             if key is None:
                 self._wake.clear()
                 self._full.set()
@@ -247,6 +256,11 @@ class Pool:
                 self._making = 0
             # Work that waits for the loop goes first.
             await asyncio.sleep(0)
+
+    def _missing(self) -> CellKey | None:
+        """Of what there are too few."""
+        kept = ((key, size) for key, size in self._sizes.items() if key not in self._unused)
+        return next((key for key, size in kept if len(self._ready[key]) < size), None)
 
     def _replace_unfit(self) -> None:
         oldest = time.monotonic() - self._max_age

@@ -12,6 +12,7 @@ from tests.api import conftest
 from tests.api.conftest import RunningServer, finish, start
 from tests.api.fathom.client import Client, connected
 from tests.api.fathom.conftest import assert_idle, levels
+from tidebox.sdk import Client as BlockingClient
 
 LANGUAGES = ["python", "javascript", "shell", "elixir"]
 
@@ -51,7 +52,10 @@ HUNGRY = {
 @pytest.fixture(scope="module")
 def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server with a parked cell for every language."""
-    server = start(tmp_path_factory.mktemp("server"), rate_limit="off", pool_elixir="1", pool_node="1")
+    server = start(tmp_path_factory.mktemp("server"), rate_limit="off")
+    # Elixir is kept from its first program on.
+    with BlockingClient(server.url, api_key=server.key) as client:
+        assert client.run(HELLO["elixir"], "elixir").ok
     _wait_until_filled(server)
     yield server
     assert_idle(server)

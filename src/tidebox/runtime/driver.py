@@ -20,6 +20,7 @@ from tidebox.runtime.pool import CellKey, Pool
 
 # Behind the host's own clock, for the case that the host cannot keep it.
 CPU_GRACE_SECONDS = 2
+_BREATH_SECONDS = 0.001
 
 
 class Driver(Runner):
@@ -28,18 +29,26 @@ class Driver(Runner):
     def __init__(self, runtime: Runtime, pool: Pool) -> None:
         self._runtime = runtime
         self._pool = pool
+        self._over: dict[Box, asyncio.TimerHandle] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def run(self, order: Order, sink: Sink, cancel: Switch | None = None) -> Ending:
         """Run ``order``; events go to ``sink`` as they come. Raises only for failures that are not the program's."""
         box, program = await self._start(order)
         try:
-            return await _Watch(box, program, order, sink, cancel).ending()
-        finally:
-            # Nobody waits for the last of it but the driver's own close.
-            task = box.begin_close()
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            ending = await _Watch(box, program, order, sink, cancel).ending()
+        except BaseException:
+            self._close(box)
+            raise
+        # Nothing runs in it any more, and whoever waits for the ending has the processor first.
+        self._over[box] = asyncio.get_running_loop().call_later(_BREATH_SECONDS, self._close, box)
+        return ending
+
+    def _close(self, box: Box) -> None:
+        self._over.pop(box, None)
+        task = box.begin_close()
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _start(self, order: Order) -> tuple[Box, Exec]:
         limits = order.spec.limits
@@ -80,6 +89,9 @@ class Driver(Runner):
 
     async def close(self) -> None:
         """Wait until nothing of the finished executions is left."""
+        for box, timer in list(self._over.items()):
+            timer.cancel()
+            self._close(box)
         if self._closing:
             await asyncio.gather(*self._closing)
 

@@ -57,6 +57,7 @@ class NativeBox(Box):
         self._watches = Watches(workspace)
         self._meter = meter
         self._limits = limits
+        self._applied = self._cgroup_limits(limits)
         self.relay: Relay | None = None
         self._started = time.monotonic()
         self._frozen = False
@@ -111,8 +112,9 @@ class NativeBox(Box):
         self._meter.reset()
         self._started = time.monotonic()
         wanted = self._cgroup_limits(limits)
-        if wanted != self._cgroup_limits(self._limits):
+        if wanted != self._applied:
             await self._spawner.request("limit", box=self.id, limits=wanted)
+            self._applied = wanted
         self._limits = limits
 
     def _cgroup_limits(self, limits: Limits) -> dict[str, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from tidebox.config import Settings, load_settings, session_environment
 from tidebox.errors import InvalidRequest
@@ -20,6 +20,8 @@ from tidebox.runtime.driver import Driver
 from tidebox.runtime.images import ImageStore
 from tidebox.runtime.native.runtime import NativeRuntime
 from tidebox.runtime.pool import CellKey, Pool
+
+Answer = TypeVar("Answer")
 
 
 class Engine:
@@ -162,6 +164,28 @@ async def run_on(
     )
 
 
+def call_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Answer]) -> Answer:
+    """Run ``work`` on the loop of another thread and wait for it; whoever is interrupted over this cancels it.
+
+    By a bare lock: the condition of a future makes the way there and back half as long again.
+    """
+    over = threading.Lock()
+    over.acquire()
+    tasks: list[asyncio.Task[Answer]] = []
+
+    def start() -> None:
+        tasks.append(loop.create_task(work))
+        tasks[0].add_done_callback(lambda _: over.release())
+
+    loop.call_soon_threadsafe(start)
+    try:
+        over.acquire()
+    except BaseException:
+        loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+        raise
+    return tasks[0].result()
+
+
 class _Background:
     """The process's own engine on a thread of its own, started by the first ``run`` and ended with the process."""
 
@@ -180,7 +204,7 @@ class _Background:
                 self._loop = uvloop.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="tidebox", daemon=True)
                 self._thread.start()
-                self._engine = asyncio.run_coroutine_threadsafe(self._make(), self._loop).result()
+                self._engine = call_on(self._loop, self._make())
                 atexit.register(self.close)
             return self._loop, self._engine
 
@@ -189,8 +213,13 @@ class _Background:
         engine.start()
         return engine
 
+    def run(self, *args: Any, **options: Any) -> Result:
+        """``run_on`` on the engine's loop."""
+        loop, engine = self._started()
+        return call_on(loop, run_on(engine, *args, **options))
+
     def submit(self, *args: Any, **options: Any) -> Future[Result]:
-        """Schedule ``run_on`` on the engine's loop."""
+        """Schedule that."""
         loop, engine = self._started()
         return asyncio.run_coroutine_threadsafe(run_on(engine, *args, **options), loop)
 
@@ -202,7 +231,7 @@ class _Background:
         if loop is None or engine is None or thread is None:
             return
         atexit.unregister(self.close)
-        asyncio.run_coroutine_threadsafe(engine.close(), loop).result()
+        call_on(loop, engine.close())
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -220,7 +249,7 @@ def run(code: str | bytes | None = None, language: str = "python", **options: An
     pids, cpus, output, workspace, ... The first call starts the machinery and a pool of warm cells, which live as
     long as the process.
     """
-    return _background.submit(code, language, **options).result()
+    return _background.run(code, language, **options)
 
 
 async def arun(code: str | bytes | None = None, language: str = "python", **options: Any) -> Result:

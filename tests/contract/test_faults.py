@@ -189,6 +189,53 @@ def test_whoever_ignores_signals_has_boxes_too(tmp_path: Path, ignored: str) -> 
     assert (done.stdout, done.stderr) == ("b'0000000001001000\\n' 0\nb'0000000000000000\\n' 0\n", "")
 
 
+INTERRUPTED = """
+import signal, sys, tidebox
+tidebox.run("pass")
+def interrupt(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGUSR1, interrupt)
+print("ready", flush=True)
+try:
+    tidebox.run(command=["sleep", sys.argv[1]], timeout=600)
+except KeyboardInterrupt:
+    print(tidebox.run("print('next')").text, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_caller_that_is_interrupted_leaves_no_program(tmp_path: Path) -> None:
+    seconds = str(100_000 + os.getpid())
+    environment = os.environ | {"SANDBOX_DATA_DIR": str(tmp_path), "SANDBOX_ALLOW_WEAK_ISOLATION": "1"}
+    caller = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, seconds],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert caller.stdin is not None
+    assert caller.stdout is not None
+    with caller:
+        assert caller.stdout.readline() == "ready\n"
+        wait_until(lambda: sleepers(seconds) != [], "the program did not start")
+        caller.send_signal(signal.SIGUSR1)
+        assert caller.stdout.readline() == "next\n"
+        wait_until(lambda: sleepers(seconds) == [], "the program was left running")
+        caller.stdin.close()
+    assert caller.returncode == 0
+
+
+def sleepers(seconds: str) -> list[Path]:
+    """Who sleeps so long."""
+    wanted = f"sleep\0{seconds}\0".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if entry.read_bytes() == wanted:
+                found.append(entry)
+    return found
+
+
 def start_and_run(data_dir: Path) -> BoxRunner:
     runner = start_runner(data_dir, pool_node=0, pool_python=0, allow_weak_isolation=not is_root())
     assert runner("print(1)").stdout == b"1\n"

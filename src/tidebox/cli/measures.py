@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import uvloop
 
@@ -28,13 +28,11 @@ from tidebox.cli.service_measures import ServiceBench
 from tidebox.cli.socket_measures import SocketBench
 from tidebox.cli.yardsticks import BareProgram, YardstickFailed, bubblewrap, pipe_megabytes_per_second, pss_of_boxes
 from tidebox.config import Settings, load_settings
-from tidebox.embedded import Engine, run_on
+from tidebox.embedded import Answer, Engine, call_on, run_on
 from tidebox.errors import TideboxError
 from tidebox.model.limits import MIB
 from tidebox.runtime.base import BoxSpec
 from tidebox.runtime.link import Link
-
-Answer = TypeVar("Answer")
 
 WARM_UP = 3
 IDLE_SECONDS = 0.5
@@ -223,7 +221,8 @@ class Bench:
         time.sleep(_REST_SECONDS)
 
     def _call(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        # As the library does.
+        return call_on(self._loop, work)
 
 
 async def _at_rest(engine: Engine) -> None:

@@ -55,7 +55,8 @@ def _run(runner: BoxRunner, case: Case, launch: Launch) -> Outcome:
     if launch.cold and case.how == "script":
         files[_MAIN_FILES[case.cell]] = case.source.encode()
     collector = Collector()
-    limits = Limits(timeout=40.0, memory=512 * MIB)
+    # No limit that is reached: how a program ends that has written a little more is a matter of who is faster.
+    limits = Limits(timeout=40.0, memory=512 * MIB, output=64 * MIB)
     run = runner.engine.run(launch, collector, limits=limits, stdin=case.stdin, files=files, artifacts=["**"])
     ending = runner.submit(run).result(timeout=60)
     assert ending.captured is not None

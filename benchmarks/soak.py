@@ -26,6 +26,7 @@ from tidebox.model.result import Outcome
 
 WARM_UP_SECONDS = 15.0
 SETTLING_SECONDS = 2.0
+PATIENCE_SECONDS = 60.0
 # Files of control groups stay open for the next box, now of more groups and now of fewer.
 KEPT_DESCRIPTORS = 40
 
@@ -90,8 +91,9 @@ async def settled(engine: Engine) -> dict[str, int]:
     """What is in use when that does not change any more: spare parts that a rush left go one by one."""
     await engine.driver.close()
     await engine.pool.filled()
+    deadline = time.monotonic() + PATIENCE_SECONDS
     before: dict[str, int] = {}
-    while (now := footprint(engine)) != before:
+    while (now := footprint(engine)) != before and time.monotonic() < deadline:
         before = now
         await asyncio.sleep(SETTLING_SECONDS)
     return now

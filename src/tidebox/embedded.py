@@ -247,7 +247,7 @@ def run(code: str | bytes | None = None, language: str = "python", **options: An
     /workspace), ``artifacts`` (patterns of files to bring back), ``image``, and the limits, which are the fields of
     ``tidebox.model.limits.Limits``: timeout, memory,
     pids, cpus, output, workspace, ... The first call starts the machinery and a pool of warm cells, which live as
-    long as the process.
+    long as the process. Whoever is interrupted while he waits leaves no program running.
     """
     return _background.run(code, language, **options)
 

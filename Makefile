@@ -1,11 +1,13 @@
 # Every verb installs what it needs first; `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-vm lint bench load sandboxes soak clean
+.PHONY: help install serve test test-vm lint bench load sandboxes soak attack neighbour clean
 
 PYTEST_ARGS ?= -n auto
 SERVE_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+ATTACK_ARGS ?=
+NEIGHBOUR_ARGS ?=
 VM_ARGS ?=
 
 help: ## list the verbs
@@ -43,6 +45,14 @@ sandboxes: ## 500 live sandboxes at once: how much memory each takes, and a sear
 soak: ## run boxes for a long time and look for anything left behind
 	@scripts/bootstrap --test
 	.venv/bin/python -m benchmarks.soak $(SOAK_ARGS)
+
+attack: ## attack a server of one's own for ten minutes, and look for what grows or stalls (ATTACK_ARGS="--seed 1")
+	@scripts/bootstrap
+	.venv/bin/python -m tests.attack $(ATTACK_ARGS)
+
+neighbour: ## how long a neighbour waits beside each attack on resources, as a table
+	@scripts/bootstrap
+	.venv/bin/python -m benchmarks.neighbour $(NEIGHBOUR_ARGS)
 
 clean: ## remove everything these verbs made
 	rm -rf .venv .bootstrap .interop-06 .interop-07 build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -213,6 +213,14 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def parent_of(pid: int) -> int:
+    """Whose child a process is; 0 for one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def is_root() -> bool:
     """Whether this leg of the suite has root."""
     return os.geteuid() == 0

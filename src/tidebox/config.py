@@ -162,6 +162,12 @@ class Settings:
     allow_weak_isolation: bool = _setting(
         "Open boxes although a guarantee is missing on this machine. Every box says so.", _flag, False
     )
+    allow_nested_filters: bool = _setting(
+        "Let programs load system call filters of their own, as the inner sandbox of a browser does. Thousands of "
+        "them can hang some kernels: only for programs that are trusted that far.",
+        _flag,
+        False,
+    )
     python: str | None = _setting(
         "The interpreter of the host image; by default the system's python3, if it is new enough.", str
     )
@@ -204,14 +210,44 @@ class Settings:
         (),
     )
     rate_limit: str = _setting("Requests of one user in a time, such as 600/minute, or off.", str, "600/minute")
-    max_body_bytes: int = _setting("The longest body of a request.", _whole, 64 * 1024 * 1024, low=1024)
+    max_body_bytes: int = _setting(
+        "The longest body of a request that has no other limit.", _whole, 1024 * 1024, low=1024, high=64 * 1024 * 1024
+    )
+    max_inline_body_bytes: int = _setting(
+        "The longest body of a request that has files or input within it: runs, files of a session as JSON, programs "
+        "in a sandbox. The server does nothing else while it reads one.",
+        _whole,
+        4 * 1024 * 1024,
+        low=1024,
+        high=64 * 1024 * 1024,
+    )
+    max_connections: int = _setting(
+        "Connections that are open at once, if three quarters of the descriptors are enough for them.",
+        _whole,
+        8192,
+        low=1,
+    )
+    max_connections_per_address: int = _setting(
+        "Connections of one address (of IPv6, a /64 network) that are open at once, and no more than half of all; "
+        "trusted proxies have no such limit.",
+        _whole,
+        4096,
+        low=1,
+    )
     max_concurrent_runs: int = _setting("Programs that run at once.", _whole, 8, low=1, high=4096)
     max_concurrent_runs_per_user: int | None = _setting(
-        "Programs of one user that run at once; by default as many as run at all.", _whole, low=1, high=4096
+        "Programs of one user that run at once; by default all but one where there are several users, who come with "
+        "bearer tokens, and else as many as run at all.",
+        _whole,
+        low=1,
+        high=4096,
     )
     queue_max_length: int = _setting("Programs that may wait for their turn.", _whole, 100, low=0)
     queue_max_length_per_user: int | None = _setting(
-        "Programs of one user that may wait for their turn; by default the whole queue.", _whole, low=0
+        "Programs of one user that may wait for their turn; by default half of the queue where there are several "
+        "users, and else all of it.",
+        _whole,
+        low=0,
     )
     queue_ttl_sec: float = _setting("A program that has waited this long is given up.", _number, 120.0, low=0.1)
     max_executions_per_connection: int = _setting(
@@ -311,7 +347,10 @@ class Settings:
     max_artifact_bytes_per_run_mb: int = _setting("The most artifacts of one run, in MiB.", _whole, 32, low=0)
     max_artifact_bytes_per_user_mb: int = _setting("The most artifacts of one user, in MiB.", _whole, 128, low=0)
     default_startup_timeout_sec: float = _setting(
-        "How long a run's start may take if it does not say.", _number, 20.0, low=0.1
+        "How long a run's start may take if it does not say, and that of a program on the command line.",
+        _number,
+        20.0,
+        low=0.1,
     )
     default_exec_timeout_sec: float = _setting(
         "How long a run's program may take if it does not say.", _number, 60.0, low=0.1
@@ -395,6 +434,11 @@ class Settings:
         secret=True,
     )
     log_level: str = _setting("The least severe log line that is written: debug, info, warning, error.", _level, "info")
+
+    @property
+    def several_users(self) -> bool:
+        """Whether there can be others than the holder of the key."""
+        return self.auth_jwt_secret is not None or self.auth_jwks_file is not None
 
     @property
     def agent_sockets(self) -> Path:

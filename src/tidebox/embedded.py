@@ -10,12 +10,12 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from tidebox.config import Settings, load_settings, session_environment
-from tidebox.errors import InvalidRequest
+from tidebox.errors import InvalidRequest, StartupTimeout
 from tidebox.model.events import Event, Output
 from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command
 from tidebox.model.limits import Limits, make_limits
 from tidebox.model.result import Result
-from tidebox.runtime.base import BoxSpec, CaptureRule, Ending, Order, Sink, Switch
+from tidebox.runtime.base import BoxSpec, CaptureRule, Ending, Order, Report, Sink, Switch
 from tidebox.runtime.driver import Driver
 from tidebox.runtime.images import ImageStore
 from tidebox.runtime.native.runtime import NativeRuntime
@@ -38,6 +38,7 @@ class Engine:
             sockets=self.settings.agent_sockets,
             python=self.settings.python,
             allow_weak_isolation=self.settings.allow_weak_isolation,
+            allow_nested_filters=self.settings.allow_nested_filters,
             environment=session_environment(),
         )
         sizes = {shape: self._pool_sizes(shape) for shape in shapes} if pool else {}
@@ -68,11 +69,25 @@ class Engine:
         """Begin to fill the pool."""
         self.pool.start()
 
+    async def probe(self) -> Report:
+        """What the runtime can enforce here; StartupTimeout if it does not tell in the time of a start."""
+        seconds = self.settings.default_startup_timeout_sec
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return await self.runtime.probe()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise StartupTimeout(f"boxes could not be made ready within {seconds:g} s", step="start") from None
+
     async def close(self) -> None:
         """End everything; nothing is left behind."""
-        await self.pool.close()
-        await self.driver.close()
-        await self.runtime.close()
+        try:
+            await self.pool.close()
+            await self.driver.close()
+        finally:
+            await self.runtime.close()
 
     async def run(
         self,
@@ -98,6 +113,7 @@ class Engine:
             files={_inside_workspace(name): content for name, content in (files or {}).items()},
             capture=CaptureRule(patterns, exclude=frozenset({main})) if patterns else None,
             tty=tty,
+            startup_timeout=self.settings.default_startup_timeout_sec,
         )
         return await self.driver.run(order, sink, cancel)
 

@@ -28,6 +28,7 @@
     │   └── GuaranteeMissing      it could, but without a guarantee of the policy
     ├── ProviderUnavailable       the other server that has the sandbox, or is to make it, cannot do it now
     ├── ProvisionFailed           a box could not be made; names the failing step
+    │   ├── StartupTimeout        it did not stand in the time that its start may take
     │   └── FetchFailed           what was to be put into it could not be fetched
     ├── ExecFailed                the program could not be started in the box
     ├── BoxGone                   the box (or the agent in it) died under us
@@ -239,6 +240,13 @@ class ProvisionFailed(TideboxError):
 
     code = "provision_failed"
     retryable = True
+
+
+class StartupTimeout(ProvisionFailed):
+    """The program could not be started in the time that a start may take."""
+
+    code = "startup_timeout"
+    http_status = 504
 
 
 class FetchFailed(ProvisionFailed):

@@ -79,6 +79,13 @@ class _Stop:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
 
+    async def comes_after(self, work: asyncio.Task[Report]) -> bool:
+        """Wait for ``work``; False, and it is cancelled, if the server is to stop first."""
+        asked = asyncio.create_task(self.asked.wait())
+        await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        return work.done() or not work.cancel()
+
     def _on_signal(self) -> None:
         if self.hurried.is_set():
             os._exit(1)
@@ -98,7 +105,9 @@ async def _run(settings: Settings, data_dir: DataDir, sock: socket.socket) -> No
         # The spawner starts, as a program of its own, while this one loads the rest of itself.
         await asyncio.sleep(0)
         services = _compose(settings, data_dir, engine)
-        report = await probing
+        if not await stop.comes_after(probing):
+            return
+        report = probing.result()
         services.runtimes.infos = describe_runtimes(report, tidebox.__version__, engine.images)
         _require_guarantees(report, settings)
         try:
@@ -149,15 +158,16 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
     store = _store(settings)
     audit = Audit(settings.data_dir / "audit", retention_days=settings.audit_retention_days)
     files = _files(settings, store, metrics, audit)
+    own_slots, own_places = _shares(settings)
     broker = Broker(
         runner=engine.driver,
         store=store,
         keeper=files,
         audit=audit,
         max_concurrent=settings.max_concurrent_runs,
-        max_concurrent_per_user=settings.max_concurrent_runs_per_user,
+        max_concurrent_per_user=own_slots,
         queue_max=settings.queue_max_length,
-        queue_max_per_user=settings.queue_max_length_per_user,
+        queue_max_per_user=own_places,
         queue_ttl=settings.queue_ttl_sec,
         meter=metrics,
         quotas=Quotas(
@@ -204,6 +214,17 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
             enabled=settings.ws_signed_urls,
         ),
     )
+
+
+def _shares(settings: Settings) -> tuple[int | None, int | None]:
+    """How many programs of one user may run and wait; None for as many as of all users."""
+    from tidebox.broker.admission import places_of_one, slots_of_one
+
+    slots, places = settings.max_concurrent_runs_per_user, settings.queue_max_length_per_user
+    if settings.several_users:
+        slots = slots_of_one(settings.max_concurrent_runs) if slots is None else slots
+        places = places_of_one(settings.queue_max_length) if places is None else places
+    return slots, places
 
 
 def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> FileKeeper:

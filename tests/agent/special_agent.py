@@ -83,7 +83,6 @@ if __name__ == "__main__":
                 user=(65534, 65534) if os.getuid() == 0 else (os.getuid(), os.getgid()),
                 default_user_name="boxuser",
                 confine=confine,
-                load_filter=lambda: None,
                 builtins={"report": report, "fail": fail},  # type: ignore[dict-item]
                 leaves=DirectoryLeaves(sys.argv[2]),
                 oom_score_fd=os.open("/proc", os.O_RDONLY | os.O_DIRECTORY),

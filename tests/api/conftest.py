@@ -88,10 +88,10 @@ def start(data_dir: Path, *arguments: str, **settings: str) -> RunningServer:
     return _started(fork_server(_words(data_dir, arguments), _environment(settings)), data_dir, settings)
 
 
-def start_command(data_dir: Path, *arguments: str, **settings: str) -> RunningServer:
-    """The same as a user does it."""
+def start_command(data_dir: Path, *arguments: str, under: Sequence[str] = (), **settings: str) -> RunningServer:
+    """The same as a user does it, or as the command ``under`` does."""
     process = subprocess.Popen(
-        [TIDEBOX, *_words(data_dir, arguments)],
+        [*under, TIDEBOX, *_words(data_dir, arguments)],
         env=_environment(settings),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.api.conftest import NO_CELLS, RunningServer
+from tests.boxes import descendants, parent_of
+from tests.contract.test_faults import alive, wait_until
 
 SERVICE_RESTART = 1012
 FEW_CELLS = {"pool_blank": "0", "pool_python": "1", "pool_node": "0"}
@@ -127,3 +130,20 @@ def test_a_second_signal_does_not_wait(start_server: Callable[..., RunningServer
         started = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - started < 30
+
+
+def test_a_start_that_hangs_does_not_keep_the_server(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(drain_grace_sec="0.2", **NO_CELLS)
+    (spawner,) = (pid for pid in descendants(server.pid) if parent_of(pid) == server.pid)
+    below = [spawner, *descendants(spawner)]
+    with open_socket(server) as socket:
+        os.kill(spawner, signal.SIGSTOP)
+        execute(socket, "stuck", "print('never')")
+        assert json.loads(socket.recv(timeout=30))["type"] == "ack"
+        started = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        last = list(frames(socket))[-1]
+    assert (last["type"], last["retryable"]) == ("error", True)
+    assert server.wait() == 0
+    assert time.monotonic() - started < 15
+    wait_until(lambda: not alive(below), "something outlived the server")

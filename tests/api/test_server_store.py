@@ -46,7 +46,9 @@ def test_runs_are_in_the_data_directory(start_server: Callable[..., RunningServe
     run_id = run_to_its_end(first)
     assert store_mode(first) == "sqlite"
     assert first.stop() == 0
-    assert [path.name for path in (tmp_path / "data" / "meta").iterdir()] == ["sandbox_store.db"]
+    kept = tmp_path / "data" / "meta"
+    assert sorted(path.name for path in kept.iterdir()) == ["sandbox_store.db", "sandbox_store.db-work"]
+    assert list((kept / "sandbox_store.db-work").iterdir()) == []
     second = start_server(data_dir=tmp_path / "data", **NO_CELLS)
     assert status_of(second, run_id) == 200
 

@@ -240,3 +240,23 @@ def start_and_run(data_dir: Path) -> BoxRunner:
     runner = start_runner(data_dir, pool_node=0, pool_python=0, allow_weak_isolation=not is_root())
     assert runner("print(1)").stdout == b"1\n"
     return runner
+
+
+@pytest.mark.skipif(not is_root(), reason="without root there is no process above a template")
+def test_what_stands_above_a_template_dies_with_the_spawner(tmp_path: Path) -> None:
+    """Also if the template itself cannot notice: it may be stopped."""
+    runner = start_runner(tmp_path, pool_node=0, pool_python=0)
+    try:
+        runner("pass")
+        spawner = runner.engine.runtime.spawner_pid()
+        assert spawner is not None
+        family = descendants(spawner)
+        for pid in family[1:]:
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(spawner, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while any(Path(f"/proc/{pid}").exists() for pid in family) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [pid for pid in family if Path(f"/proc/{pid}").exists()] == []
+    finally:
+        stop_runner(runner)

@@ -162,5 +162,5 @@ async def test_a_program_has_its_limits(tmp_path: Path) -> None:
     engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
     source = "import resource as r; print(r.getrlimit(r.RLIMIT_NOFILE), r.getrlimit(r.RLIMIT_CORE))"
     result = await run_on(engine, source, open_files=77)
-    assert result.stdout == b"(77, 77) (0, 0)\n"
+    assert result.stdout == b"(77, 77) (1, 1)\n"
     await engine.close()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,13 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from tests.contract import postgres
-from tests.contract.test_stores import make_claim, make_run, step
-from tidebox.errors import StoreUnavailable
+from tests.contract.test_stores import make_claim, make_run, make_session, step
+from tidebox.errors import QuotaExceeded, StoreUnavailable
+from tidebox.model.idempotency import Claim
 from tidebox.model.listing import RunQuery
 from tidebox.model.run import Phase
 from tidebox.store import migrations
-from tidebox.store.base import Creation, SessionQuery
+from tidebox.store.base import Creation, Holdings, SessionCreation, SessionQuery
 from tidebox.store.sql.rows import record_of, run_row
 from tidebox.store.sql.schema import metadata
 from tidebox.store.sql.store import PostgresStore, SqliteStore, SqlStore
@@ -206,22 +208,77 @@ async def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
     await store.create_run(Creation(run=make_run(), work=b""))
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "meta").iterdir()}
     await store.close()
-    assert modes == {"store.db": 0o600, "store.db-wal": 0o600, "store.db-shm": 0o600}
+    assert modes == {"store.db": 0o600, "store.db-wal": 0o600, "store.db-shm": 0o600, "store.db-work": 0o700}
     assert (tmp_path / "meta").stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_program_that_has_begun_is_not_to_be_found_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    store = SqliteStore(path)
+def _having(directory: Path, word: bytes) -> list[str]:
+    """The files below a directory in which a word is to be found."""
+    return sorted(path.name for path in directory.rglob("*") if path.is_file() and word in path.read_bytes())
+
+
+async def test_a_program_that_has_begun_is_not_to_be_found_in_any_file(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
     await store.start()
     for number, word in enumerate([b"a secret", b"long secret " * 1000]):
         run = make_run(f"run-{number}")
         await store.create_run(Creation(run=run, work=word))
+        assert _having(tmp_path, b"secret") == [run.id]
         await store.advance_run(run.id, step(Phase.STARTING))
         await store.advance_run(run.id, step(Phase.RUNNING))
+        # As a server that is killed now leaves them: the log is still there.
+        assert _having(tmp_path, run.id.encode()) != []
+        assert _having(tmp_path, b"secret") == []
     await store.close()
-    assert b"run-1" in path.read_bytes()
-    assert b"secret" not in path.read_bytes()
+    assert _having(tmp_path, b"secret") == []
+
+
+async def test_a_program_that_was_refused_is_not_kept(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    await store.start()
+
+    def refuse(_: Holdings) -> None:
+        raise QuotaExceeded("too much")
+
+    with pytest.raises(QuotaExceeded):
+        await store.create_run(Creation(run=make_run(), work=b"a secret", check=refuse))
+    claim = Claim("runs", "ada", "key", "print")
+    first = Creation(run=make_run("run-1"), work=b"first", claim=claim, response=b"{}")
+    assert await store.create_run(first) is None
+    again = Creation(run=make_run("run-2"), work=b"a secret", claim=claim, response=b"{}")
+    assert await store.create_run(again) is not None
+    assert _having(tmp_path, b"a secret") == []
+    assert [work for _, work in await store.unfinished_runs()] == [b"first"]
+    await store.close()
+
+
+async def test_a_program_that_a_killed_server_could_not_remove_is_removed_by_the_next(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    await store.start()
+    for run_id in ("run-1", "run-2"):
+        await store.create_run(Creation(run=make_run(run_id), work=run_id.encode()))
+    await store.close()
+    left = tmp_path / "store.db-work"
+    (left / "run-3").write_bytes(b"of a run that was never accepted")
+    again = SqliteStore(tmp_path / "store.db")
+    await again.start()
+    assert [work for _, work in await again.unfinished_runs()] == [b"run-1", b"run-2"]
+    assert sorted(path.name for path in left.iterdir()) == ["run-1", "run-2"]
+    assert {path.stat().st_mode & 0o777 for path in left.iterdir()} == {0o600}
+    assert left.stat().st_mode & 0o777 == 0o700
+    await again.close()
+
+
+async def test_variables_of_a_session_that_is_gone_are_not_to_be_found_in_any_file(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    await store.start()
+    for session_id in ("ses-1", "ses-2"):
+        session = replace(make_session(session_id), env={"TOKEN": f"secret of {session_id} " * 500})
+        await store.create_session(SessionCreation(session=session))
+    assert await store.delete_session("ses-1")
+    assert _having(tmp_path, b"secret of ses-1") == []
+    assert _having(tmp_path, b"secret of ses-2") != []
+    await store.close()
 
 
 async def test_another_writer_is_waited_for_without_holding_up_anything_else(tmp_path: Path) -> None:
@@ -265,10 +322,22 @@ async def test_a_full_disk_is_an_error_that_passes(tmp_path: Path) -> None:
 
     await database.write(limit("1"))
     with pytest.raises(StoreUnavailable, match=r"^the store cannot be used: database or disk is full$"):
-        await store.create_run(Creation(run=make_run(), work=b"x" * 1_000_000))
+        await store.create_run(Creation(run=make_run(labels={"long": "x" * 1_000_000}), work=b"program"))
     assert await store.run("run-0") is not None
     await database.write(limit("1000000"))
-    assert await store.create_run(Creation(run=make_run(), work=b"x" * 1_000_000)) is None
+    assert await store.create_run(Creation(run=make_run(labels={"long": "x" * 1_000_000}), work=b"program")) is None
+    await store.close()
+
+
+async def test_a_run_whose_program_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    await store.start()
+    (tmp_path / "store.db-work").rmdir()
+    with pytest.raises(StoreUnavailable, match="programs of runs cannot be kept: No such file"):
+        await store.create_run(Creation(run=make_run(), work=b"program"))
+    assert await store.run("run-1") is None
+    (tmp_path / "store.db-work").mkdir()
+    assert await store.create_run(Creation(run=make_run(), work=b"program")) is None
     await store.close()
 
 
@@ -300,7 +369,7 @@ async def test_two_servers_on_one_database_make_one_run_of_identical_requests(se
 _WRITER = """
 import asyncio, sys
 from pathlib import Path
-from tests.contract.test_stores import make_claim, make_run, step
+from tests.contract.test_stores import make_claim, make_run, make_session, step
 from tidebox.model.run import Phase
 from tidebox.store.base import Creation
 from tidebox.store.sql.store import PostgresStore, SqliteStore

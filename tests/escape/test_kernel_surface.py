@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import struct
+from pathlib import Path
 
 import pytest
 
+from tests.boxes import is_root, start_runner, stop_runner
 from tests.escape.probes import Probe, Run, assert_refused, outside, python, said, try_call
 
 CALLS = [
@@ -158,6 +161,94 @@ print("BREACH", ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.f
     assert (result.outcome.value, result.signal, result.stdout) == ("signaled", signal.SIGSYS, b"ready\n")
     if kind == "int80":
         assert "BREACH" in (outside(program) or "BREACH")
+
+
+# A filter that lets everything through, whether packets or system calls: one instruction, BPF_RET.
+ATTACH = """
+import socket, struct
+program = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7FFF0000))
+filter = struct.pack("HxxxxxxQ", 1, ctypes.addressof(program))
+"""
+
+
+@pytest.mark.parametrize("option", [26, 51], ids=["SO_ATTACH_FILTER", "SO_ATTACH_REUSEPORT_CBPF"])
+@pytest.mark.parametrize("kind", ["AF_INET", "AF_INET6"])
+def test_no_socket_loads_a_program_into_the_kernel(box_run: Run, option: int, kind: str) -> None:
+    source = f"""
+{ATTACH}
+sock = socket.socket(socket.{kind}, socket.SOCK_DGRAM)
+sock.setsockopt(1, 15, 1)
+attempt(lambda: sock.setsockopt(1, {option}, filter))
+"""
+    assert_refused(box_run, Probe("attach", source))
+
+
+@pytest.mark.parametrize("option", [50, 52], ids=["SO_ATTACH_BPF", "SO_ATTACH_REUSEPORT_EBPF"])
+def test_no_socket_takes_a_loaded_program(box_run: Run, option: int) -> None:
+    source = f"""
+import socket
+attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).setsockopt(1, {option}, 0))
+"""
+    assert_refused(box_run, Probe("attach", source))
+
+
+FURTHER_FILTERS = {
+    "seccomp": "call(NR.seccomp, 1, 0, ctypes.create_string_buffer(filter))",
+    "seccomp-listener": "call(NR.seccomp, 1, 8, ctypes.create_string_buffer(filter))",
+    "prctl": "call(NR.prctl, 22, 2, ctypes.create_string_buffer(filter), 0, 0)",
+}
+
+
+@pytest.mark.parametrize("way", sorted(FURTHER_FILTERS))
+def test_no_program_loads_a_further_filter(box_run: Run, way: str) -> None:
+    source = ATTACH + f"call(NR.prctl, 38, 1, 0, 0, 0)\nattempt(lambda: {FURTHER_FILTERS[way]})"
+    assert_refused(box_run, Probe(way, source, ("EINVAL",)))
+
+
+def test_further_filters_are_the_operators_choice(tmp_path: Path) -> None:
+    runner = start_runner(
+        tmp_path, pool_node=0, pool_python=0, allow_nested_filters=True, allow_weak_isolation=not is_root()
+    )
+    try:
+        program = python(ATTACH + f"attempt(lambda: {FURTHER_FILTERS['prctl']})")
+        assert said(runner(program)) == "BREACH 0"
+    finally:
+        stop_runner(runner)
+
+
+GROUPS = {
+    "IPv4": "sock = socket.socket(socket.AF_INET, 2); args = (0, 35, socket.inet_aton('239.1.1.1') + bytes(4))",
+    "IPv4-by-index": "sock = socket.socket(socket.AF_INET, 2); args = (0, 42, bytes(136))",
+    "IPv6": "sock = socket.socket(socket.AF_INET6, 2); args = (41, 20, socket.inet_pton(10, 'ff02::1:2') + bytes(4))",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(GROUPS))
+def test_no_group_is_joined(box_run: Run, kind: str) -> None:
+    """Each would be an object of the kernel that nothing counts."""
+    program = python(f"import socket\n{GROUPS[kind]}\nattempt(lambda: sock.setsockopt(*args))")
+    assert said(box_run(program)) == "denied ENODEV"
+
+
+def test_pages_of_the_machine_are_not_dropped(box_run: Run) -> None:
+    """A file of the machine is in memory for everybody who uses it."""
+    program = """
+import os
+fd = os.open(os.path.realpath("/usr/bin/env"), os.O_RDONLY)
+os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+try:
+    print("BREACH", os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT))
+except OSError as error:
+    print(error.errno)
+"""
+    path = os.path.realpath("/usr/bin/env")
+    Path(path).read_bytes()
+    assert said(box_run(program)) == str(errno.EOPNOTSUPP)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        assert os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+    finally:
+        os.close(fd)
 
 
 def test_unknown_calls_look_absent(box_run: Run) -> None:

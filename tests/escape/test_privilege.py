@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
 import pytest
 
 from tests.escape.probes import Probe, Run, assert_refused, outside, python, said, try_call
@@ -124,7 +130,7 @@ def test_no_privilege_is_gained(box_run: Run, probe: Probe) -> None:
     assert_refused(box_run, probe)
 
 
-@pytest.mark.parametrize("limit", ["NOFILE", "CORE", "CPU", "FSIZE"])
+@pytest.mark.parametrize("limit", ["NOFILE", "CPU", "FSIZE"])
 def test_a_hard_limit_cannot_be_raised(box_run: Run, limit: str) -> None:
     program = f"""
 import resource
@@ -145,6 +151,45 @@ def test_a_core_dump_cannot_be_had(box_run: Run) -> None:
     result = box_run("import os; os.abort()", artifacts=["**/*"])
     assert (result.outcome.value, result.signal) == ("signaled", 6)
     assert [name for name in result.artifacts if "core" in name] == []
+
+
+CRASH = "import os; os.abort()"
+
+
+def test_the_limit_of_cores_stays_what_it_is(box_run: Run) -> None:
+    """Programs that keep secrets set it to 0, and go on."""
+    program = """
+import resource
+before = resource.getrlimit(resource.RLIMIT_CORE)
+for value in (0, 1 << 20):
+    resource.setrlimit(resource.RLIMIT_CORE, (value, value))
+print(before, resource.getrlimit(resource.RLIMIT_CORE))
+"""
+    assert said(box_run(program)) == "(1, 1) (1, 1)"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may name a handler of crashes")
+def test_a_crash_starts_no_handler_of_the_machine(box_run: Run, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    handler = tmp_path / "handler"
+    handler.write_text(f"#!/bin/sh\ncat > {seen}\n")
+    handler.chmod(0o755)
+    pattern = Path("/proc/sys/kernel/core_pattern")
+    before = pattern.read_text()
+    pattern.write_text(f"|{handler}")
+    try:
+        for code in (CRASH, f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); {CRASH}"):
+            assert box_run(code).signal == signal.SIGABRT
+        assert box_run("kill -ABRT $$", "shell").signal == signal.SIGABRT
+        assert not seen.exists()
+        # What another limit does, outside.
+        subprocess.run(["sh", "-c", "ulimit -c 0; kill -ABRT $$"], check=False)
+        deadline = time.monotonic() + 10
+        while not seen.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert seen.exists()
+    finally:
+        pattern.write_text(before)
 
 
 def test_a_setuid_file_gives_nothing(box_run: Run) -> None:

@@ -90,6 +90,7 @@ def test_every_outcome_has_a_conclusion() -> None:
         (errors.GuaranteeMissing("m"), "failed", "policy_denied"),
         (errors.LimitOutOfRange("m"), "failed", "policy_denied"),
         (errors.RuntimeUnavailable("m"), "failed", "runtime_unavailable"),
+        (errors.StartupTimeout("m"), "timed_out", "startup_timeout"),
         (errors.ProvisionFailed("m"), "failed", "provision_failed"),
         (errors.ExecFailed("m"), "failed", "exec_failed"),
         (errors.BoxGone("m"), "failed", "runtime_error"),

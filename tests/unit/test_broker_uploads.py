@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,11 +19,12 @@ from tidebox.broker import uploads as module
 from tidebox.broker.audit import Audit
 from tidebox.broker.git import GitRules
 from tidebox.broker.meter import Meter
-from tidebox.broker.uploads import Staged, UploadRules, Uploads
+from tidebox.broker.uploads import Staged, Upload, UploadRules, Uploads
 from tidebox.broker.workspaces import Workspaces
 from tidebox.errors import Overloaded, StoreUnavailable
 from tidebox.files.staging import StageLimits
 from tidebox.files.trees import TreeLimits
+from tidebox.model.principal import Caller
 from tidebox.model.source import GitSource
 
 
@@ -77,6 +79,59 @@ async def test_one_user_leaves_room_for_the_others(uploads: Uploads) -> None:
         assert caught.value.details["scope"] == "user"
         await slow.enter_async_context(uploads.receiving(BOB))
     await put(uploads, "later")
+
+
+async def test_archives_of_one_user_that_take_long_hold_up_nobody_else(
+    uploads: Uploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    at_once: list[str] = []
+    stage = Upload.stage
+
+    def slow(upload: Upload) -> Staged:
+        if "slow" in upload.files:
+            at_once.append("slow")
+            over.wait(60)
+        return stage(upload)
+
+    monkeypatch.setattr(Upload, "stage", slow)
+
+    async def send(caller: Caller, name: str) -> None:
+        async with uploads.receiving(caller) as upload:
+            upload.files = {name: b"1"}
+            await uploads.put(caller, f"ses-{name}", upload, "json", there)
+
+    hers = [asyncio.create_task(send(ADA, "slow")) for _ in range(module.MAX_USER_UPLOADS)]
+    try:
+        await until(lambda: bool(at_once))
+        await asyncio.wait_for(send(BOB, "quick"), 20)
+        assert at_once == ["slow"]
+    finally:
+        over.set()
+    await asyncio.gather(*hers)
+    assert len(at_once) == len(hers)
+
+
+async def test_a_client_that_leaves_keeps_its_turn_until_its_archive_is_put_away(
+    uploads: Uploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, begun = threading.Event(), threading.Event()
+    stage = Upload.stage
+
+    def slow(upload: Upload) -> Staged:
+        begun.set()
+        over.wait(60)
+        return stage(upload)
+
+    monkeypatch.setattr(Upload, "stage", slow)
+    leaving = asyncio.create_task(put(uploads, "slow"))
+    await until(begun.is_set)
+    leaving.cancel()
+    await asyncio.wait([leaving], timeout=0.05)
+    assert not leaving.done()
+    over.set()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
 
 
 async def test_slow_repositories_of_one_user_hold_up_nobody_else(

@@ -8,7 +8,9 @@ import lzma
 import os
 import stat
 import struct
+import sys
 import tarfile
+import time
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -23,6 +25,11 @@ from tests.unit.staged import LIMITS, overlapping_zip, stage_archive, tree, zip_
 from tidebox.errors import InvalidRequest, PayloadTooLarge, TideboxError
 from tidebox.files.names import split_name
 from tidebox.files.staging import ArchiveKind, StageLimits, archive_kind
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 FRIENDLY = {"main.py": b"print('hi')\n", "src/lib/a.txt": b"a" * 5000, "empty": b""}
 
@@ -185,6 +192,33 @@ def test_an_archive_that_takes_too_long_is_given_up(tmp_path: Path, name: str) -
     limits = StageLimits(max_bytes=64 << 20, max_seconds=0.02)
     with pytest.raises(PayloadTooLarge, match="seconds to unpack"):
         stage_archive(tmp_path, slow, limits=limits)
+
+
+_MANY = 2 << 20
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        gzip.compress(b"") * (_MANY // 20),
+        b"\x1f\x8b\x08\x08\0\0\0\0\0\0" + b"n" * _MANY,
+        bz2.compress(b"") * (_MANY // 14),
+        lzma.compress(b"") * (_MANY // 32),
+        zstd.compress(b"") * (_MANY // 13),
+    ],
+    ids=["gzip-members", "gzip-name", "bz2-streams", "xz-streams", "zstd-frames"],
+)
+def test_an_archive_of_which_nothing_comes_out_is_given_up(tmp_path: Path, endless: bytes) -> None:
+    started = time.thread_time()
+    with pytest.raises(PayloadTooLarge, match="seconds to unpack"):
+        stage_archive(tmp_path, endless, limits=StageLimits(max_bytes=64 << 20, max_seconds=0.02))
+    assert time.thread_time() - started < 0.3
+
+
+def test_members_of_a_zip_that_take_too_long_are_given_up(tmp_path: Path) -> None:
+    files = zip_of({f"{number}": b"" for number in range(900)})
+    with pytest.raises(PayloadTooLarge, match="seconds to unpack"):
+        stage_archive(tmp_path, files, "zip", StageLimits(max_bytes=1 << 20, max_seconds=0.001))
 
 
 def test_what_is_left_out_of_a_zip_is_not_unpacked(tmp_path: Path) -> None:

@@ -1,37 +1,68 @@
-"""A head that takes too long is refused; time is what the tests over a real server would have to wait for."""
+"""Heads and bodies that take too long are refused; time is what tests over a real server would have to wait for."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 
 import pytest
 import uvicorn
-from uvicorn.server import ServerState
 
 from tidebox.api import http
-from tidebox.api.asgi import Receive, Scope, Send
+from tidebox.api.admission import Admission, ConnectionState
+from tidebox.api.asgi import Context, Receive, Scope, Send, attach
+from tidebox.model.principal import Caller, Principal
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["path"].startswith("/known"):
+        caller = Caller(Principal("ada"), "", "req-1", "test")
+        attach(scope, Context("req-1", "", caller=caller))
+    if scope["path"].endswith("/read"):
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.disconnect":
+            return
+    if scope["path"].endswith("/large"):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(64):
+            await send({"type": "http.response.body", "body": b"x" * 1024 * 1024, "more_body": True})
+        await send({"type": "http.response.body"})
+        return
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
     await send({"type": "http.response.body", "body": b"hello"})
+
+
+@contextlib.asynccontextmanager
+async def connection(config: uvicorn.Config, made: list[http.BoundedHttp] | None = None) -> AsyncIterator[Streams]:
+    """To a listener; its protocols are added to ``made``."""
+    state = ConnectionState(Admission(10, 10))
+
+    def make() -> http.BoundedHttp:
+        protocol = http.BoundedHttp(config, state, {})
+        if made is not None:
+            made.append(protocol)
+        return protocol
+
+    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        yield reader, writer
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 @pytest.fixture
 async def streams(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Streams]:
     monkeypatch.setattr(http, "HEAD_SECONDS", 0.1)
-    config = uvicorn.Config(hello, log_config=None, lifespan="off")
-    state = ServerState()
-    server = await asyncio.get_running_loop().create_server(lambda: http.BoundedHttp(config, state, {}), "127.0.0.1", 0)
-    async with server:
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        yield reader, writer
-        writer.close()
-        await writer.wait_closed()
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.2)
+    async with connection(uvicorn.Config(hello, log_config=None, lifespan="off")) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: "])
@@ -58,3 +89,108 @@ async def test_an_idle_connection_is_kept(streams: Streams) -> None:
     await asyncio.sleep(0.2)  # longer than a head may take
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+
+
+# Bodies
+
+
+@pytest.mark.parametrize("path", ["/read", "/known/read"])
+async def test_a_body_that_does_not_come_is_given_up(path: str, streams: Streams) -> None:
+    reader, writer = streams
+    writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf".encode())
+    assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/read", b"408"), ("/known/read", b"200")])
+async def test_only_a_known_client_may_send_a_body_slowly(path: str, status: bytes, streams: Streams) -> None:
+    reader, writer = streams
+    writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 12\r\n\r\n".encode())
+    reading = asyncio.create_task(reader.read())
+    for _ in range(12):
+        if reading.done():
+            break
+        writer.write(b"x")
+        await asyncio.sleep(0.05)
+    assert (await asyncio.wait_for(reading, 10)).startswith(b"HTTP/1.1 " + status)
+
+
+async def test_a_body_that_nobody_reads_is_not_waited_for(streams: Streams) -> None:
+    reader, writer = streams
+    writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+    with contextlib.suppress(ConnectionResetError):
+        assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"hello")
+
+
+async def test_the_rest_of_a_body_that_nobody_reads_may_come(streams: Streams) -> None:
+    reader, writer = streams
+    writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\nhalf")
+    await reader.readuntil(b"hello")
+    writer.write(b"half")
+    await asyncio.sleep(0.3)  # longer than it would have been waited for
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+
+
+# Answers
+
+
+async def test_a_stranger_that_takes_no_answer_is_given_up(streams: Streams) -> None:
+    reader, writer = streams
+    writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asyncio.sleep(0.5)
+    with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+        await asyncio.wait_for(reader.readexactly(60 * 1024 * 1024), 20)
+
+
+async def test_a_known_client_may_take_its_time(streams: Streams) -> None:
+    reader, writer = streams
+    writer.write(b"GET /known/large HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asyncio.sleep(0.5)
+    assert len(await asyncio.wait_for(reader.readexactly(64 * 1024 * 1024), 60)) == 64 * 1024 * 1024
+
+
+# Connections
+
+
+async def test_empty_lines_do_not_keep_a_connection() -> None:
+    config = uvicorn.Config(hello, log_config=None, lifespan="off", timeout_keep_alive=1)
+    async with connection(config) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"hello")
+        for _ in range(30):
+            if reader.at_eof():
+                break
+            writer.write(b"\r\n")
+            await asyncio.sleep(0.1)
+        assert reader.at_eof()
+
+
+async def test_few_requests_wait_for_their_turn() -> None:
+    made: list[http.BoundedHttp] = []
+    most = 0
+
+    async def count(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal most
+        most = max(most, len(made[0].pipeline))
+        await hello(scope, receive, send)
+
+    async with connection(uvicorn.Config(count, log_config=None, lifespan="off"), made) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 5000)
+        for _ in range(5000):
+            await reader.readuntil(b"hello")
+    assert 0 < most < 200
+
+
+async def test_a_request_whose_client_leaves_is_told_so_also_if_others_wait_behind_it() -> None:
+    told = asyncio.Event()
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        told.set()
+
+    async with connection(uvicorn.Config(wait, log_config=None, lifespan="off")) as (_, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+        await asyncio.wait_for(told.wait(), 10)

@@ -313,6 +313,24 @@ class TestLayouts:
         with pytest.raises(InvalidImage, match="no image"):
             store.import_("test", layout.root)
 
+    def test_indexes_that_name_each_other_again_and_again_are_refused(
+        self, store: ImageStore, layout: OciLayout
+    ) -> None:
+        kind = "application/vnd.oci.image.index.v1+json"
+        nested = layout.document({"manifests": []}, kind)
+        for _ in range(3):
+            nested = layout.document({"manifests": [nested] * 30}, kind)
+        layout.index(nested)
+        with pytest.raises(InvalidImage, match="too many documents"):
+            store.import_("test", layout.root)
+
+    def test_large_documents_are_bounded_together(self, store: ImageStore, layout: OciLayout) -> None:
+        kind = "application/vnd.oci.image.index.v1+json"
+        large = [layout.document({"manifests": [], "x": f"{number}" * (3 << 19)}, kind) for number in range(10, 13)]
+        layout.index(*large * 4)
+        with pytest.raises(InvalidImage, match="too many documents"):
+            store.import_("test", layout.root)
+
     @pytest.mark.parametrize("planted", ["index.json", "blobs", "blobs/sha256"])
     def test_links_in_a_layout_are_not_followed(self, store: ImageStore, layout: OciLayout, planted: str) -> None:
         layout.index(layout.manifest([tar(FILES)]))

@@ -8,6 +8,7 @@ import io
 import lzma
 import sys
 import tarfile
+import zlib
 
 import pytest
 from hypothesis import given
@@ -132,6 +133,54 @@ def test_xz_may_not_ask_for_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     data = lzma.compress(archives.tar([archives.file("a", b"content")]), preset=6)
     with pytest.raises(InvalidImage, match="decompressed"):
         read_all(data)
+
+
+def with_xz_dictionary(data: bytes, code: int) -> bytes:
+    """An xz stream whose header asks for another dictionary: 28 is for 64 MiB, and each step half as much more."""
+    head = bytearray(data[12 : 12 + (data[12] + 1) * 4])
+    assert head[2:4] == b"\x21\x01"  # LZMA2, with one byte of properties
+    head[4] = code
+    head[-4:] = zlib.crc32(head[:-4]).to_bytes(4, "little")
+    return data[:12] + bytes(head) + data[12 + len(head) :]
+
+
+def test_as_much_memory_as_the_most_demanding_preset_of_xz_needs_and_no_more() -> None:
+    data = lzma.compress(archives.tar([archives.file("a", b"content")]), preset=0)
+    assert len(read_all(with_xz_dictionary(data, 28))) == 1
+    for code in (29, 30, 40):
+        with pytest.raises(InvalidImage, match="decompressed"):
+            read_all(with_xz_dictionary(data, code))
+
+
+def zstd_frame(content: bytes, window_log: int) -> bytes:
+    """One frame of raw blocks whose header asks for a window."""
+    blocks = [content[start : start + (1 << 17)] for start in range(0, len(content), 1 << 17)]
+    last = len(blocks) - 1
+    packed = [(len(block) << 3 | (at == last)).to_bytes(3, "little") + block for at, block in enumerate(blocks)]
+    return b"\x28\xb5\x2f\xfd\0" + bytes([window_log - 10 << 3]) + b"".join(packed)
+
+
+def test_as_much_memory_as_ordinary_zstd_needs_and_no_more() -> None:
+    plain = archives.tar([archives.file("a", b"content")])
+    assert len(read_all(zstd_frame(plain, 25))) == 1
+    for window_log in (26, 27, 31):
+        with pytest.raises(InvalidImage, match="decompressed"):
+            read_all(zstd_frame(plain, window_log))
+
+
+def test_extended_headers_of_one_member_are_bounded_together() -> None:
+    def extended(kind: bytes, content: bytes) -> bytes:
+        header = bytearray(archives.tar([archives.file("x", content)], tarfile.USTAR_FORMAT)[:512])
+        header[156:157] = kind
+        return sealed(header) + content + bytes(-len(content) % 512)
+
+    member = archives.tar([archives.file("a", b"content")], tarfile.USTAR_FORMAT)
+    record = b"600009 k=" + b"v" * 599_999 + b"\n"
+    assert len(record) == 600_009
+    assert len(read_all((extended(b"x", record) + member[:1024]) * 3)) == 3
+    for kind, content in ((b"x", record), (b"L", b"n" * 600_000), (b"K", b"n" * 600_000)):
+        with pytest.raises(InvalidImage, match="unreasonable size"):
+            read_all(extended(kind, content) * 2 + member, max_bytes=1 << 24)
 
 
 def sealed(header: bytearray) -> bytes:

@@ -67,7 +67,9 @@ def with_routes() -> FastAPI:
 @pytest.fixture
 async def client() -> AsyncIterator[httpx2.AsyncClient]:
     metrics = Metrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0, spawner_up=True))
-    transport = httpx2.ASGITransport(RequestLog(BodyLimit(with_routes(), LIMIT, LIMIT), metrics))
+    transport = httpx2.ASGITransport(
+        RequestLog(BodyLimit(with_routes(), LIMIT, inline_limit=LIMIT, upload_limit=LIMIT), metrics)
+    )
     async with httpx2.AsyncClient(transport=transport, base_url="http://server") as client:
         yield client
 

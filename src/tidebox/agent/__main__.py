@@ -67,7 +67,6 @@ def main() -> int:
             user=(os.getuid(), os.getgid()),
             default_user_name="",
             confine=lambda: None,
-            load_filter=lambda: None,
             builtins={},
             bootstrap=options.bootstrap,
         )

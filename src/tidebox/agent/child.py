@@ -152,8 +152,6 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
         os.umask(0o022)
         step = STEP_CONFINE
         setup.confine()
-        if not start.apart:
-            setup.load_filter()
         if setup.oom_score_fd is not None:
             # Only now: before, the process is as undumpable as init, and then its /proc files are not its own.
             _raise_oom_score(setup.oom_score_fd)

@@ -8,6 +8,7 @@ import os
 from tidebox.agent import paths
 from tidebox.agent.bulk import BulkViolation
 from tidebox.agent.handles import Handle, HandleError, Handles
+from tidebox.agent.places import failed, place, read_link
 from tidebox.agent.transfers import MAX_OFFSET, ReadTransfer, WriteTransfer, os_error
 from tidebox.agent.users import Borrowed, UnknownUser, resolve
 from tidebox.wire import files as wire
@@ -107,7 +108,7 @@ class Files:
             self._answer_error(id, os_error(name, error))
         except (ValueError, OverflowError):
             # An embedded NUL, or a number the kernel has no room for.
-            self._answer_error(id, os_error(name, paths.failed(errno.EINVAL)))
+            self._answer_error(id, os_error(name, failed(errno.EINVAL)))
         else:
             self._host.send(id, FsResponse(ok=True, data=data))
 
@@ -158,7 +159,7 @@ class Files:
         if handle.listing is not None:
             raise Refused(f"handle {operation.handle} is a directory")
         if operation.offset > MAX_OFFSET or (operation.len or 0) > MAX_OFFSET:
-            raise paths.failed(errno.EINVAL)
+            raise failed(errno.EINVAL)
         offer = request.bulk if self._host.speaks(BULK_GENERATION) else None
         return kind(id, self._host, handle, operation.offset, operation.len, offer, self._transfers.pop)
 
@@ -183,7 +184,7 @@ class Files:
         except OSError as failure:
             error = os_error(name, failure)
         except ValueError:
-            error = os_error(name, paths.failed(errno.EINVAL))
+            error = os_error(name, failed(errno.EINVAL))
         else:
             self._loop.soon(lambda: self._advance(id, name, task))
             return
@@ -201,7 +202,7 @@ class Files:
 
     def _stat(self, _id: int, operation: wire.Stat) -> ResponseData:
         path = operation.path.encode()
-        return wire.StatData(entry=paths.entry(path, os.stat(path, follow_symlinks=operation.follow_symlink)))
+        return wire.StatData(entry=paths.entry(path, paths.status_of(path, operation.follow_symlink)))
 
     def _set_stat(self, _id: int, operation: wire.SetStat) -> None:
         paths.set_attributes(operation.path.encode(), operation.attrs, operation.follow_symlink)
@@ -216,22 +217,27 @@ class Files:
             os.close(directory)
 
     def _read_link(self, _id: int, operation: wire.ReadLink) -> ResponseData:
-        return wire.PathData(path=paths.text(os.readlink(operation.path.encode())))
+        with place(operation.path.encode(), follow=False) as where:
+            return wire.PathData(path=paths.text(read_link(where)))
 
     def _symlink(self, _id: int, operation: wire.Symlink) -> None:
-        os.symlink(operation.target.encode(), operation.link_path.encode())
+        with place(operation.link_path.encode(), follow=False) as where:
+            os.symlink(operation.target.encode(), where.name, dir_fd=where.directory)
 
     def _mkdir(self, _id: int, operation: wire.Mkdir) -> None:
         paths.make_directories(operation.path.encode(), operation.mode)
 
     def _remove(self, _id: int, operation: wire.Remove) -> None:
-        os.unlink(operation.path.encode())
+        with place(operation.path.encode(), follow=False) as where:
+            os.unlink(where.name, dir_fd=where.directory)
 
     def _remove_directory(self, _id: int, operation: wire.RemoveDir) -> None:
-        os.rmdir(operation.path.encode())
+        with place(operation.path.encode(), follow=False) as where:
+            os.rmdir(where.name, dir_fd=where.directory)
 
     def _rename(self, _id: int, operation: wire.Rename) -> None:
-        os.rename(operation.src.encode(), operation.dst.encode())
+        with place(operation.src.encode(), follow=False) as old, place(operation.dst.encode(), follow=False) as new:
+            os.rename(old.name, new.name, src_dir_fd=old.directory, dst_dir_fd=new.directory)
 
     # By handle
 
@@ -260,7 +266,7 @@ class Files:
     def _read_directory(self, id: int, operation: wire.ReadDir) -> ResponseData:
         handle = self._handles.get(id, operation.handle)
         if handle.listing is None:
-            raise paths.failed(errno.ENOTDIR)
+            raise failed(errno.ENOTDIR)
         limit = operation.limit or wire.DEFAULT_READ_DIR_LIMIT
         return wire.ListData(entries=_collect(paths.entries(handle.path, handle.listing), limit))
 
@@ -269,7 +275,7 @@ class Files:
         return wire.StatData(entry=paths.entry(handle.path, os.fstat(handle.fd)))
 
     def _set_handle_stat(self, id: int, operation: wire.FSetStat) -> None:
-        paths.set_attributes(self._handles.get(id, operation.handle).fd, operation.attrs, follow=True)
+        paths.set_file_attributes(self._handles.get(id, operation.handle).fd, operation.attrs)
 
 
 def _collect(found: Iterator[Entry], limit: int | None) -> list[Entry]:

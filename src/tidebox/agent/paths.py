@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 
+from tidebox.agent.places import Place, failed, place
 from tidebox.wire.files import KIND_DIR, KIND_FILE, KIND_OTHER, KIND_SYMLINK, Entry
 
 TYPE_CHECKING = False
@@ -24,11 +25,6 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Directory entries removed, and bytes copied, between two yields.
 _REMOVALS_PER_SLICE = 64
 _COPY_SLICE = 4 << 20
-
-
-def failed(number: int) -> OSError:
-    """The error of that number."""
-    return OSError(number, os.strerror(number))
 
 
 def text(path: bytes) -> str:
@@ -53,13 +49,14 @@ def entry(path: bytes, status: os.stat_result) -> Entry:
 
 def real_path(path: bytes) -> bytes:
     """Without links; the last component need not exist."""
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        parent, leaf = os.path.split(os.path.abspath(path))
-        os.stat(parent)
-        return os.path.join(os.path.realpath(parent), leaf)
-    return os.path.realpath(path)
+    with place(path, follow=True) as where:
+        return where.path
+
+
+def status_of(path: bytes, follow: bool) -> os.stat_result:
+    """What is at a path."""
+    with place(path, follow=follow) as where:
+        return where.stat()
 
 
 class Opener:
@@ -87,7 +84,9 @@ class Opener:
         """A descriptor of a regular file."""
         if self._refused is None:
             self._refused = self._find_refused()
-        fd = os.open(path, flags | _QUIETLY, mode)
+        exclusive = bool(flags & os.O_EXCL)
+        with place(path, follow=not exclusive) as where:
+            fd = where.open(flags | _QUIETLY, mode)
         try:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
@@ -121,7 +120,8 @@ def open_flags(options: OpenOptions) -> int:
 
 def open_directory(path: bytes) -> int:
     """A directory to list."""
-    return os.open(path, _DIRECTORY)
+    with place(path, follow=True) as where:
+        return where.open(_DIRECTORY)
 
 
 def entries(directory: bytes, listing: Iterator[os.DirEntry[str]]) -> Iterator[Entry]:
@@ -136,46 +136,58 @@ def entries(directory: bytes, listing: Iterator[os.DirEntry[str]]) -> Iterator[E
 
 def make_directories(path: bytes, mode: int | None) -> None:
     """mkdir -p; the mode is that of the last one."""
-    if not path:
-        raise failed(errno.ENOENT)
-    missing: list[bytes] = []
-    current = path.rstrip(b"/") or b"/"
-    while current and not os.path.isdir(current):
-        missing.append(current)
-        current = os.path.dirname(current)
-    for directory in reversed(missing):
-        try:
-            os.mkdir(directory)
-        except FileExistsError:
-            if os.path.isdir(directory):
-                continue  # somebody else was faster
-            if directory != missing[0]:
-                raise failed(errno.ENOTDIR) from None
-            raise
-    if mode is not None:
-        os.chmod(path, mode & 0o7777)
+    with place(path, follow=True, create=True) as where:
+        if not stat.S_ISDIR(where.stat().st_mode):
+            raise failed(errno.EEXIST)
+        if mode is not None:
+            os.chmod(where.name, mode & 0o7777, dir_fd=where.directory)
 
 
-def set_attributes(target: bytes | int, attributes: Attributes, follow: bool) -> None:
-    """Change what is not None, of a path or an open file."""
-    if not follow:
-        # Only links need to be told apart, and not every call takes a link.
-        follow = not stat.S_ISLNK(os.stat(target, follow_symlinks=False).st_mode)
-        if not follow and (attributes.mode is not None or attributes.size is not None):
+def set_attributes(path: bytes, attributes: Attributes, follow: bool) -> None:
+    """Change what is not None, of what is at a path."""
+    with place(path, follow=follow) as where:
+        status = where.stat()
+        if stat.S_ISLNK(status.st_mode) and (attributes.mode is not None or attributes.size is not None):
             raise failed(errno.EOPNOTSUPP)
+        if attributes.size is not None:
+            file = where.open(os.O_WRONLY | _QUIETLY)
+            try:
+                os.ftruncate(file, attributes.size)
+            finally:
+                os.close(file)
+        if (owner := _owner(attributes)) is not None:
+            os.chown(where.name, *owner, dir_fd=where.directory, follow_symlinks=False)
+        if attributes.mode is not None:
+            os.chmod(where.name, attributes.mode & 0o7777, dir_fd=where.directory)
+        if (times := _times(attributes, status)) is not None:
+            os.utime(where.name, times, dir_fd=where.directory, follow_symlinks=False)
+
+
+def set_file_attributes(file: int, attributes: Attributes) -> None:
+    """Change what is not None, of an open file."""
     if attributes.size is not None:
-        os.truncate(target, attributes.size)
-    if attributes.uid is not None or attributes.gid is not None:
-        uid = -1 if attributes.uid is None else attributes.uid
-        gid = -1 if attributes.gid is None else attributes.gid
-        os.chown(target, uid, gid, follow_symlinks=follow)
+        os.ftruncate(file, attributes.size)
+    if (owner := _owner(attributes)) is not None:
+        os.fchown(file, *owner)
     if attributes.mode is not None:
-        os.chmod(target, attributes.mode & 0o7777)
-    if attributes.atime is not None or attributes.mtime is not None:
-        status = os.stat(target, follow_symlinks=follow)
-        atime = status.st_atime if attributes.atime is None else attributes.atime
-        mtime = status.st_mtime if attributes.mtime is None else attributes.mtime
-        os.utime(target, (atime, mtime), follow_symlinks=follow)
+        os.fchmod(file, attributes.mode & 0o7777)
+    if (times := _times(attributes, os.fstat(file))) is not None:
+        os.utime(file, times)
+
+
+def _owner(attributes: Attributes) -> tuple[int, int] | None:
+    if attributes.uid is None and attributes.gid is None:
+        return None
+    return (-1 if attributes.uid is None else attributes.uid, -1 if attributes.gid is None else attributes.gid)
+
+
+def _times(attributes: Attributes, status: os.stat_result) -> tuple[float, float] | None:
+    if attributes.atime is None and attributes.mtime is None:
+        return None
+    return (
+        status.st_atime if attributes.atime is None else attributes.atime,
+        status.st_mtime if attributes.mtime is None else attributes.mtime,
+    )
 
 
 def copy(opener: Opener, source: bytes, destination: bytes) -> Iterator[None]:
@@ -212,7 +224,13 @@ def remove_tree(path: bytes) -> Iterator[None]:
 
     The way up is ``..``, checked to be the directory that was left: user code may move directories meanwhile.
     """
-    current = os.open(path, _DIRECTORY | os.O_NOFOLLOW)
+    with place(path, follow=False) as where:
+        yield from _remove_below(where)
+        os.rmdir(where.name, dir_fd=where.directory)
+
+
+def _remove_below(where: Place) -> Iterator[None]:
+    current = where.open(_DIRECTORY)
     way_down: list[tuple[str, int, int]] = []
     try:
         while True:
@@ -239,7 +257,6 @@ def remove_tree(path: bytes) -> Iterator[None]:
                     raise failed(errno.ESTALE)
                 os.rmdir(name, dir_fd=current)
             else:
-                os.rmdir(path)
                 return
     finally:
         os.close(current)

@@ -38,7 +38,6 @@ class Setup:
         "user",
         "default_user_name",
         "confine",
-        "load_filter",
         "builtins",
         "leaves",
         "oom_score_fd",
@@ -54,7 +53,6 @@ class Setup:
         user: tuple[int, int],
         default_user_name: str,
         confine: Callable[[], None],
-        load_filter: Callable[[], None],
         builtins: dict[str, Callable[[list[str]], NoReturn]],
         leaves: Leaves | None = None,
         oom_score_fd: int | None = None,
@@ -65,7 +63,6 @@ class Setup:
         self.user = user
         self.default_user_name = default_user_name
         self.confine = confine
-        self.load_filter = load_filter
         self.builtins = builtins
         self.leaves = leaves
         self.oom_score_fd = oom_score_fd

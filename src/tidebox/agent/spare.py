@@ -93,7 +93,6 @@ def _wait(sock: _socket.socket, setup: Setup, signals: Sequence[int], leaf: int)
             os.closerange(low, fd)
             low = fd + 1
         os.closerange(low, child.HIGHEST_DESCRIPTOR)
-        setup.load_filter()
         # The pages that this writes to are copied now, while nobody waits.
         _unpack(_SAMPLE, bytes(_DESCRIPTORS.size))
         data, ancillary, _, _ = sock.recvmsg(_LARGEST_ORDER, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)

@@ -137,7 +137,12 @@ def create_app(services: Services) -> Application:
         dataplane=Route(dataplane_app, "dataplane", kind=None, needs_credential=False),
         rest=Route(rest, "rest"),
     )
-    app = BodyLimit(app, settings.max_body_bytes, settings.max_upload_mb * MIB + _FORM_BYTES)
+    app = BodyLimit(
+        app,
+        settings.max_body_bytes,
+        inline_limit=settings.max_inline_body_bytes,
+        upload_limit=settings.max_upload_mb * MIB + _FORM_BYTES,
+    )
     app = OriginGuard(app, allowed=settings.allowed_origins, public_url=settings.public_url)
     return Application(RequestLog(app, services.metrics), rest)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,12 @@ def context_of(scope: Scope) -> Context:
     """What is known of the request."""
     context: Context = scope[_CONTEXT]
     return context
+
+
+def is_known(scope: Mapping[str, Any]) -> bool:
+    """Whether whoever sent the request has shown a credential so far."""
+    context: Context | None = scope.get(_CONTEXT)
+    return context is not None and context.caller is not None
 
 
 def caller_of(scope: Scope) -> Caller:

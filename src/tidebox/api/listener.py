@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
 
+from tidebox.api.admission import connection_state
 from tidebox.api.asgi import App
-from tidebox.api.http import BoundedHttp, CourteousWebSocket
+from tidebox.api.http import BoundedHttp
+from tidebox.api.websocket import BoundedWebSocket
 from tidebox.config import Settings
 
 # Longer than proxies keep theirs, so that it is they who close: nginx 60 s, most cloud load balancers 60 s.
@@ -29,7 +31,7 @@ class Listener(uvicorn.Server):
                 app,
                 interface="asgi3",
                 http=BoundedHttp,
-                ws=CourteousWebSocket,
+                ws=BoundedWebSocket,
                 ws_max_size=settings.max_frame_bytes * _OVERSIZE_FACTOR,
                 ws_ping_interval=settings.ws_heartbeat_sec,
                 ws_ping_timeout=settings.ws_heartbeat_sec,
@@ -44,6 +46,7 @@ class Listener(uvicorn.Server):
                 timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
             )
         )
+        self.server_state = self._connections = connection_state(settings)
         self._ready = asyncio.Event()
 
     @contextlib.asynccontextmanager
@@ -58,6 +61,7 @@ class Listener(uvicorn.Server):
             ready.cancel()
             self.should_exit = True
             await serving
+            self._connections.refusals.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept."""

@@ -23,6 +23,8 @@ _log = structlog.get_logger("tidebox.api")
 _SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _MAX_LOGGED_PATH = 256
 _UPLOAD_PATH = re.compile(r"/api/v1/sandbox/sessions/[^/]+/files")
+# What has files or input within its JSON.
+_INLINE_PATH = re.compile(r"/api/v1/sandbox/runs|/v1/exec|/api/sb-[a-z0-9]+/exec")
 # What is uploaded to a live sandbox goes straight into its workspace, whose size is the limit.
 _STREAMED_PATH = re.compile(r"/v1/files/upload|/api/sb-[a-z0-9]+/files/upload")
 _INTERNAL_ERROR = 1011  # RFC 6455, 7.4.1
@@ -163,19 +165,20 @@ def _normal_origin(url: str) -> str:
 class BodyLimit:
     """Answers 413 as soon as a body is known to be too long, which is before it was read.
 
-    Uploads have a limit of their own: they go to the disk, and what counts for them are the files. Those to a live
-    sandbox go straight there, and have the room that it has.
+    Requests with files or input within them may be longer. Uploads have a limit of their own: they go to the disk, and
+    what counts for them are the files. Those to a live sandbox go straight there, and have the room that it has.
     """
 
-    def __init__(self, app: App, limit: int, upload_limit: int) -> None:
+    def __init__(self, app: App, limit: int, *, inline_limit: int, upload_limit: int) -> None:
         self._app = app
         self._limit = limit
+        self._inline_limit = inline_limit
         self._upload_limit = upload_limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or _STREAMED_PATH.fullmatch(scope["path"]):
             return await self._app(scope, receive, send)
-        limit = self._upload_limit if _UPLOAD_PATH.fullmatch(scope["path"]) else self._limit
+        limit = self._limit_of(scope["path"])
         announced = header(scope, b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > limit:
             return await self._refuse(scope, send, limit)
@@ -203,6 +206,11 @@ class BodyLimit:
             if not refused:
                 raise
             return None
+
+    def _limit_of(self, path: str) -> int:
+        if _UPLOAD_PATH.fullmatch(path):
+            return self._upload_limit
+        return self._inline_limit if _INLINE_PATH.fullmatch(path) else self._limit
 
     async def _refuse(self, scope: Scope, send: Send, limit: int) -> None:
         error = PayloadTooLarge(f"the body is longer than {limit} bytes", limit=limit)

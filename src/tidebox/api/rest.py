@@ -18,6 +18,8 @@ from tidebox.api.description import describe
 from tidebox.api.services import Services
 from tidebox.errors import TideboxError
 
+_MAX_FIELDS = 32
+
 
 def make_rest(services: Services) -> FastAPI:
     """The app of all REST routes."""
@@ -62,7 +64,8 @@ async def _on_unknown(request: Request, error: Exception) -> Response:
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    fields = [_field(found) for found in error.errors()]
+    # Of what is wrong in every one of many places, some are enough.
+    fields = [_field(found) for found in error.errors()[:_MAX_FIELDS]]
     message = "; ".join(f"{found['field']}: {found['problem']}" for found in fields[:3])
     return _answer(request, problems.of_status(400, message, details={"fields": fields}))
 

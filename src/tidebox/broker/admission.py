@@ -18,6 +18,18 @@ class Capacity:
     max_concurrent_per_user: int | None = None
     queue_max_per_user: int | None = None
 
+    @property
+    def own_slots(self) -> int:
+        """How many programs of one user may run."""
+        own = self.max_concurrent_per_user
+        return self.max_concurrent if own is None else min(own, self.max_concurrent)
+
+    @property
+    def own_places(self) -> int:
+        """How many programs of one user may wait."""
+        own = self.queue_max_per_user
+        return self.queue_max if own is None else min(own, self.queue_max)
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -36,6 +48,16 @@ class Verdict(enum.Enum):
     QUEUE = "queue"
 
 
+def slots_of_one(slots: int) -> int:
+    """How many of the slots one user may have where there are several users: the last is for somebody else."""
+    return max(1, slots - 1)
+
+
+def places_of_one(places: int) -> int:
+    """How much of the queue one user may fill where there are several users."""
+    return (places + 1) // 2
+
+
 def has_slot(capacity: Capacity, active: int, user_active: int) -> bool:
     """Whether one more of this user may run beside what runs."""
     own = capacity.max_concurrent_per_user
@@ -52,7 +74,6 @@ def admit(capacity: Capacity, demand: Demand, *, may_start: bool = True) -> Verd
         return Verdict.START
     if demand.queued >= capacity.queue_max:
         raise Overloaded("every slot is taken and the queue is full", scope="server")
-    own = capacity.queue_max_per_user
-    if own is not None and demand.user_queued >= own:
+    if demand.user_queued >= capacity.own_places:
         raise Overloaded("you have as much waiting as one user may have", scope="user")
     return Verdict.QUEUE

@@ -109,6 +109,11 @@ class Broker:
         return Load(self._scheduler.active, self._scheduler.queued)
 
     @property
+    def capacity(self) -> Capacity:
+        """What may run and wait at once."""
+        return self._scheduler.capacity
+
+    @property
     def store_mode(self) -> str:
         """The kind of store that runs are kept in."""
         return self._store.mode

@@ -19,6 +19,7 @@ from tidebox.model.run import RunFacts
 from tidebox.model.runtimes import Runtimes
 from tidebox.model.session import Session
 from tidebox.model.source import GitSource
+from tidebox.model.words import check_words
 from tidebox.runtime.base import BoxSpec
 
 MAX_INLINE_BYTES = MIB
@@ -61,6 +62,7 @@ class Planner:
         assert base_image is not None
         image, digest = self.resolve(base_image)
         env = {**session.env, **order.env} if session is not None else dict(order.env)
+        check_words(order.command, env)
         labels = {**session.labels, **order.labels} if session is not None else dict(order.labels)
         facts = RunFacts(
             runtime=runtime.name,

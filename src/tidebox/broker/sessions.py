@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -88,7 +88,7 @@ class Sessions:
         creation = SessionCreation(
             session=session,
             claim=claim,
-            response=msgspec.json.encode(session) if claim is not None else b"",
+            response=msgspec.json.encode(replace(session, env={})) if claim is not None else b"",
             valid_after=session.created_at - self._claims_kept,
             check=self._quotas.check_sessions,
         )

@@ -7,9 +7,9 @@ import logging
 from collections import deque
 from dataclasses import dataclass, replace
 
-from tidebox.errors import TideboxError
+from tidebox.errors import StartupTimeout, TideboxError
 from tidebox.model.ids import new_id
-from tidebox.runtime.base import Box, BoxSpec, Runtime
+from tidebox.runtime.base import STARTUP_SECONDS, Box, BoxSpec, Runtime
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,14 @@ class Stock:
         """A new box."""
         sandbox_id = new_id("sb")
         spec = replace(self._spec, shared=True, sandbox_id=sandbox_id)
-        return FreshBox(sandbox_id, await self._runtime.open(spec))
+        limit = asyncio.timeout(STARTUP_SECONDS)
+        try:
+            async with limit:
+                return FreshBox(sandbox_id, await self._runtime.open(spec))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise StartupTimeout(f"no sandbox could be made within {STARTUP_SECONDS:g} s", step="start") from None
 
     async def _keep(self) -> None:
         pause = _RETRY_SECONDS

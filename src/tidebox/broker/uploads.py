@@ -36,7 +36,9 @@ MAX_CLONES = 4
 """Fetches at once: each is a process with a connection of its own."""
 MAX_USER_CLONES = MAX_CLONES // 2
 """Of one user, however slowly they come: others wait for their own only."""
-_STAGING_THREADS = 2
+MAX_STAGINGS = 2
+"""Uploads that are unpacked at once, each in as much memory as the most demanding archive takes; one of each user, so
+that those who come with one wait for others' turns and not for others' heaps."""
 MAX_UPLOADS = 16
 """Uploads at once: each may take as much of the disk as a workspace before it is known to be too much."""
 MAX_USER_UPLOADS = MAX_UPLOADS // 2
@@ -208,9 +210,11 @@ class Uploads:
         self._meter = meter
         self._clones = asyncio.Semaphore(MAX_CLONES)
         self._clones_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._stagings = asyncio.Semaphore(MAX_STAGINGS)
+        self._staging_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._under_way: Counter[str] = Counter()
         # Of their own, because they are long: whoever reads a log or a file must not wait for a slow host.
-        self._threads = ThreadPoolExecutor(MAX_CLONES + _STAGING_THREADS, thread_name_prefix="files")
+        self._threads = ThreadPoolExecutor(MAX_CLONES + MAX_STAGINGS, thread_name_prefix="files")
 
     async def start(self) -> None:
         """Remove what an earlier server did not finish."""
@@ -253,8 +257,19 @@ class Uploads:
     ) -> Uploaded:
         """Put a whole upload into the workspace of a session, unless ``exists`` raises that there is none any more."""
         with _disk_errors():
-            staged = await self._in_thread(upload.stage)
+            own = self._staging_of.setdefault(caller.principal.user, asyncio.Semaphore(1))
+            async with own, self._stagings:
+                staged = await self._staged(upload)
             return await self._put(caller, session_id, staged, kind, upload.received, exists)
+
+    async def _staged(self, upload: Upload) -> Staged:
+        work = self._in_thread(upload.stage)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # Whoever comes next would share the thread with it, and the directory must not go before it ends.
+            await asyncio.wait([work])
+            raise
 
     async def put_repository(
         self, caller: Caller, session_id: str, source: GitSource, exists: Callable[[], Awaitable[object]]

@@ -12,7 +12,7 @@ from tidebox.errors import InvalidRequest
 from tidebox.model.launch import Launch
 from tidebox.model.limits import MIB, RANGES
 from tidebox.model.source import GitSource
-from tidebox.runtime.base import CANCEL_GRACE_SECONDS, BoxSpec, Order
+from tidebox.runtime.base import CANCEL_GRACE_SECONDS, STARTUP_SECONDS, BoxSpec, Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Work:
     stdin: bytes | None = None
     interactive: StdinRules | None = None
     """Where given, the client sends the input while the program runs."""
-    startup_timeout: float = 20.0
+    startup_timeout: float = STARTUP_SECONDS
     log_cap: int = 10 * MIB
     """What the program writes beyond is dropped from the log; the program goes on."""
     cancel_grace: float = CANCEL_GRACE_SECONDS
@@ -44,6 +44,7 @@ class Work:
             files=self.files,
             stdin=self.stdin if stdin is None else stdin,
             cancel_grace=self.cancel_grace,
+            startup_timeout=self.startup_timeout,
         )
 
 

@@ -23,11 +23,10 @@ def command(as_json: bool) -> int:
 
     The exit code is 0 only if every guarantee is enforced.
     """
-    import asyncio
-
+    from tidebox.cli import signals
     from tidebox.cli.examination import examine
 
-    found = asyncio.run(examine())
+    found = signals.run(examine())
     if as_json:
         click.echo(json.dumps({"healthy": found.healthy, **asdict(found)}))
     else:

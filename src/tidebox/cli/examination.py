@@ -34,6 +34,7 @@ print(json.dumps({
     "namespaces": {name: os.readlink("/proc/self/ns/" + name) for name in ("user", "pid", "net", "ipc", "uts", "mnt")},
     "root_read_only": bool(os.statvfs("/").f_flag & os.ST_RDONLY),
     "writable": writable,
+    "file_system": os.stat("/usr").st_dev,
 }))
 """
 _FORK_UNTIL_REFUSED = """
@@ -100,7 +101,7 @@ async def examine() -> Examination:
     # Where a guarantee is missing the others are still worth seeing.
     engine = Engine(load_settings(allow_weak_isolation=True), pool=False)
     try:
-        report = await engine.runtime.probe()
+        report = await engine.probe()
         if not report.available:
             checks = [_missing(finding) for finding in report.findings]
             return Examination(report.runtime, checks, problem=report.reason)
@@ -137,6 +138,10 @@ async def _see(engine: Engine) -> dict[Guarantee, tuple[bool, str]]:
         Guarantee.FILE_SYSTEM: (
             look["root_read_only"] and not look["writable"] and is_apart("mnt"),
             "/ is read-only" if look["root_read_only"] and not look["writable"] else "/ can be written",
+        ),
+        Guarantee.PRIVATE_FILES: (
+            look["file_system"] != os.stat("/usr").st_dev,
+            f"/usr is file system {look['file_system']}, the machine's is {os.stat('/usr').st_dev}",
         ),
         Guarantee.PROCESSES: (
             is_apart("pid") and len(look["processes"]) <= 2,

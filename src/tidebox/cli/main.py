@@ -9,6 +9,7 @@ import click
 
 import tidebox
 from tidebox.cli.output import FAILED, INTERRUPTED, note
+from tidebox.cli.signals import Stopped, end_like_interrupted
 from tidebox.errors import TideboxError
 
 # Command -> its module, which holds it as ``command``.
@@ -24,11 +25,14 @@ COMMANDS = {
 def main() -> int:
     """The whole program: what was typed in, the exit code out."""
     _open_missing_streams()
+    came = end_like_interrupted()
     try:
         # Not standalone: errors of usage are told here, in one line like all others.
         return int(_program(standalone_mode=False) or 0)
     except click.Abort:
-        return INTERRUPTED
+        return 128 + came[0] if came else INTERRUPTED
+    except Stopped as stopped:
+        return 128 + stopped.number
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
     except click.ClickException as error:

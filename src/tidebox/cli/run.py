@@ -6,8 +6,6 @@ import os
 
 import click
 
-from tidebox.cli.output import INTERRUPTED
-
 # What stands before the words decides what they are, and the parser takes it away.
 _AFTER_DASHES = "tidebox.after_dashes"
 
@@ -84,8 +82,6 @@ def command(
 
     Everything after FILE, or after the code, is the program's own.
     """
-    import asyncio
-
     from tidebox.cli import report
     from tidebox.cli.running import Request, execute
     from tidebox.errors import TideboxError
@@ -108,9 +104,6 @@ def command(
             keep_output=as_json,
         )
         finished = execute(request)
-    except asyncio.CancelledError:
-        # Stopped twice: what was left to say is not awaited.
-        return INTERRUPTED
     except BrokenPipeError:
         # As a program that is killed by it; the reader has what he wanted.
         return report.BROKEN_PIPE

@@ -13,6 +13,7 @@ from typing import Any
 from tidebox.cli.artifacts import Artifact, ArtifactDirectory, wanted
 from tidebox.cli.inputs import FilesIn, interpreter_of, parse_env, parse_size
 from tidebox.cli.output import note
+from tidebox.cli.signals import Stopped
 from tidebox.cli.streams import BlockingCalls, read_chunks, write_all
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
@@ -74,7 +75,10 @@ def execute(request: Request) -> Finished:
             directory = ArtifactDirectory(request.artifacts_dir, replace=request.force)
             stack.callback(directory.close)
         run = _Run(request, limits, launch, files.files)
-        ending = asyncio.run(run.ending())
+        try:
+            ending = asyncio.run(run.ending())
+        except asyncio.CancelledError:
+            raise Stopped(run.stopped_by or signal.SIGINT) from None
         saved = []
         if directory is not None and ending.captured is not None:
             found = wanted(ending.captured.files, request.artifacts, files.files)
@@ -137,6 +141,7 @@ class _Run:
 
     def __init__(self, request: Request, limits: Limits, launch: Launch, files: dict[str, bytes]) -> None:
         self.stopped_by: int | None = None
+        self._running = False
         self.kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         self._request = request
         self._limits = limits
@@ -150,10 +155,11 @@ class _Run:
         cancel = Switch()
         stdin = self._request.stdin
         self._writer = BlockingCalls()
-        try:
-            if settings.allow_weak_isolation:
-                _warn_of((await engine.runtime.probe()).missing)
-            with self._signals_to(cancel):
+        with self._signals_to(cancel):
+            try:
+                if settings.allow_weak_isolation:
+                    _warn_of((await engine.probe()).missing)
+                self._running = True
                 return await engine.run(
                     self._launch,
                     self._keep if self._request.keep_output else self._show,
@@ -164,13 +170,14 @@ class _Run:
                     artifacts=self._request.artifacts,
                     cancel=cancel,
                 )
-        except ExecFailed as error:
-            if error.details.get("kind") != "not_found":
-                raise
-            reason = f"there is no {self._launch.command[0]!r} in the image {self._request.image!r}"
-            raise ExecFailed(reason, **error.details) from error
-        finally:
-            await engine.close()
+            except ExecFailed as error:
+                if error.details.get("kind") != "not_found":
+                    raise
+                reason = f"there is no {self._launch.command[0]!r} in the image {self._request.image!r}"
+                raise ExecFailed(reason, **error.details) from error
+            finally:
+                self._running = False
+                await engine.close()
 
     async def _keep(self, event: Event) -> None:
         if isinstance(event, Output):
@@ -182,14 +189,14 @@ class _Run:
 
     @contextlib.contextmanager
     def _signals_to(self, cancel: Switch) -> Iterator[None]:
-        """The first signal ends the program with a grace, the second at once."""
+        """The first signal ends the program with a grace, the second at once; those after it end the cleaning up."""
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
 
         def stop(number: int) -> None:
-            if self.stopped_by is None:
-                self.stopped_by = number
+            first, self.stopped_by = self.stopped_by is None, self.stopped_by or number
+            if first and self._running:
                 cancel.set()
             else:
                 task.cancel()

@@ -136,11 +136,11 @@ def busy_nanoseconds(parent: int) -> int:
     while todo:
         pid = todo.pop()
         todo += children.get(pid, [])
-        for times in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            try:
+        try:
+            for times in Path(f"/proc/{pid}/task").glob("*/schedstat"):
                 total += int(times.read_text().split()[0])
-            except OSError:
-                continue  # it ended while we looked
+        except OSError:
+            continue  # it ended while we looked
     return total
 
 

@@ -35,8 +35,10 @@ SUFFIXES: tuple[tuple[str, ArchiveKind], ...] = (
     (".zip", "zip"),
 )
 _CHUNK = 1 << 18
-# Members that are left out count for nothing but the time they take.
-_LEFT_OUT_FACTOR = 20
+# Members that are left out count for nothing but the time they take: so many for each that may be taken, and so much.
+_LEFT_OUT_MEMBERS = 20
+_LEFT_OUT_BYTES = 4
+_READ_AHEAD = 1 << 16
 _PADDING = 1 << 20
 _REASONS = {SYMLINK: "a symbolic link", HARDLINK: "a hard link"}
 
@@ -89,9 +91,9 @@ class Stage:
 
     def unpack(self, descriptor: int, kind: ArchiveKind) -> None:
         """Take every member of the archive in an open file."""
-        room = self._limits.max_bytes * _LEFT_OUT_FACTOR
+        room = self._limits.max_bytes * _LEFT_OUT_BYTES
         if kind == "zip":
-            self._unpack(ZipReader(descriptor, self._limits.max_files * _LEFT_OUT_FACTOR))
+            self._unpack(ZipReader(descriptor, self._limits.max_files * _LEFT_OUT_MEMBERS))
             return
         with open(descriptor, "rb", closefd=False) as file:
             if not file.peek(1):
@@ -103,13 +105,20 @@ class Stage:
         self._unpack(self._tar(file, room or self._limits.max_bytes * 2))
 
     def _tar(self, file: io.BufferedReader, room: int) -> TarReader:
-        return TarReader(_Hasty(decompress(file), self._deadline, self._limits), room + _PADDING)
+        # On both sides of the decoder: there are archives of which nothing comes out, however much goes in.
+        packed = io.BufferedReader(_HastySource(file, self._check_time), _READ_AHEAD)
+        return TarReader(_Hasty(decompress(packed), self._check_time), room + _PADDING)
+
+    def _check_time(self) -> None:
+        if time.thread_time() > self._deadline:
+            seconds = self._limits.max_seconds
+            raise PayloadTooLarge(f"the archive takes more than {seconds:g} seconds to unpack", limit=seconds)
 
     def ignore_lines(self, descriptor: int, kind: ArchiveKind) -> list[str]:
         """The lines of the ``.dockerignore`` at the root of an archive: it may come after what it leaves out."""
         name = ignore.FILE.encode()
         if kind == "zip":
-            archive = ZipReader(descriptor, self._limits.max_files * _LEFT_OUT_FACTOR)
+            archive = ZipReader(descriptor, self._limits.max_files * _LEFT_OUT_MEMBERS)
             content = archive.content(name, ignore.MAX_FILE_BYTES)
         else:
             try:
@@ -122,7 +131,7 @@ class Stage:
 
     def _find_in_tar(self, descriptor: int, name: bytes) -> bytes | None:
         with open(descriptor, "rb", closefd=False) as file:
-            archive = self._tar(file, self._limits.max_bytes * _LEFT_OUT_FACTOR)
+            archive = self._tar(file, self._limits.max_bytes * _LEFT_OUT_BYTES)
             for member in archive:
                 found = member.kind == REGULAR and member.name.removeprefix(b"./") == name
                 if found and member.size <= ignore.MAX_FILE_BYTES:
@@ -134,9 +143,10 @@ class Stage:
         count = 0
         try:
             for member in archive:
+                self._check_time()
                 name = member.name
                 count += 1
-                if count > self._limits.max_files * _LEFT_OUT_FACTOR:
+                if count > self._limits.max_files * _LEFT_OUT_MEMBERS:
                     raise too_much(name, "more members than an archive may have", self._limits.max_files)
                 self._take(member, archive)
         except InvalidImage as error:
@@ -263,16 +273,28 @@ class Stage:
 class _Hasty:
     """A stream that is given up when reading it has taken too long."""
 
-    def __init__(self, stream: Readable, deadline: float, limits: StageLimits) -> None:
+    def __init__(self, stream: Readable, check_time: Callable[[], None]) -> None:
         self._stream = stream
-        self._deadline = deadline
-        self._limits = limits
+        self._check_time = check_time
 
     def read(self, size: int, /) -> bytes:
-        if time.thread_time() > self._deadline:
-            seconds = self._limits.max_seconds
-            raise PayloadTooLarge(f"the archive takes more than {seconds:g} seconds to unpack", limit=seconds)
+        self._check_time()
         return self._stream.read(size)
+
+
+class _HastySource(io.RawIOBase):
+    """The same for a file that a decoder reads."""
+
+    def __init__(self, file: io.BufferedReader, check_time: Callable[[], None]) -> None:
+        self._file = file
+        self._check_time = check_time
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        self._check_time()
+        return self._file.readinto1(buffer)
 
 
 def _blame(name: bytes | None, message: str) -> InvalidRequest:

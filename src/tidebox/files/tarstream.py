@@ -28,13 +28,17 @@ BLOCK = 512
 MAX_NAME = 4096
 """PATH_MAX: no longer path can be opened anyway."""
 MAX_EXTENDED_HEADER = 1 << 20
-"""Extended attributes are the only big thing in real ones, at most 64 KiB each."""
-MAX_XZ_MEMORY = 256 << 20
+"""Of one member, all together. Extended attributes are the only big thing in real ones, at most 64 KiB each."""
+MAX_XZ_MEMORY = 70 << 20
 """``xz -9`` needs 65 MiB to unpack; a crafted header can ask for 4 GiB."""
+MAX_ZSTD_WINDOW_LOG = 25
+"""32 MiB. ``zstd -19`` needs 8 MiB to unpack; a crafted header can ask for 2 GiB."""
 
 REGULAR, DIRECTORY, SYMLINK, HARDLINK, OTHER = "file", "directory", "symlink", "hardlink", "other"
 _KINDS = {b"0": REGULAR, b"\0": REGULAR, b"7": REGULAR, b"1": HARDLINK, b"2": SYMLINK, b"5": DIRECTORY}
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
+_USED_RECORDS = frozenset({b"path", b"linkpath", b"size", b"mtime"})
+_SPARSE = b"GNU.sparse."
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ def decompress(source: io.BufferedReader[Any]) -> Readable:
     if start.startswith(b"\xfd7zXZ\0"):
         return io.BufferedReader(_XzReader(source))
     if start.startswith(b"\x28\xb5\x2f\xfd"):
-        return zstd.ZstdFile(source)
+        return zstd.ZstdFile(source, options={zstd.DecompressionParameter.window_log_max: MAX_ZSTD_WINDOW_LOG})
     return source
 
 
@@ -111,14 +115,19 @@ class TarReader:
 
     def __iter__(self) -> Iterator[Member]:
         extended: dict[bytes, bytes] = {}
+        extended_room = MAX_EXTENDED_HEADER
         while (header := self._next_header()) is not None:
             kind = header[156:157]
             size = _number(header[124:136], "size")
             if kind in (b"L", b"K", b"x"):
+                # One member may have several, each of which would be kept until it comes.
+                extended_room -= size
+                if extended_room < 0:
+                    raise InvalidImage("the archive has an extended header of unreasonable size")
                 content = self._extended_header(size)
                 extended |= _pax_records(content) if kind == b"x" else _gnu_name(kind, content)
                 continue
-            if kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in extended):
+            if kind == b"S" or _SPARSE in extended:
                 raise InvalidImage("the archive holds sparse files; make it without --sparse")
             if b"size" in extended:
                 size = _decimal(extended[b"size"], "size")
@@ -127,6 +136,7 @@ class TarReader:
             if kind != b"g":
                 yield _member(header, kind, size, extended)
                 extended = {}
+                extended_room = MAX_EXTENDED_HEADER
         if extended:
             raise InvalidImage("the archive ends after an extended header")
         self._drain()
@@ -189,8 +199,6 @@ class TarReader:
         return header
 
     def _extended_header(self, size: int) -> bytes:
-        if size > MAX_EXTENDED_HEADER:
-            raise InvalidImage("the archive has an extended header of unreasonable size")
         self._begin_data(size)
         content = self._take_exactly(size)
         if len(content) < size:
@@ -249,6 +257,7 @@ def _gnu_name(kind: bytes, content: bytes) -> dict[bytes, bytes]:
 
 
 def _pax_records(content: bytes) -> dict[bytes, bytes]:
+    """The records that count here; those of sparse files as one, because any of them is too much."""
     records: dict[bytes, bytes] = {}
     position = 0
     while position < len(content) and content[position] != 0:
@@ -259,6 +268,9 @@ def _pax_records(content: bytes) -> dict[bytes, bytes]:
         key, equals, value = content[space + 1 : end - 1].partition(b"=")
         if end <= space + 1 or end > len(content) or content[end - 1 : end] != b"\n" or not equals:
             raise InvalidImage("the archive has a damaged extended header")
-        records[key] = value
+        if key in _USED_RECORDS:
+            records[key] = value
+        elif key.startswith(_SPARSE):
+            records[_SPARSE] = b""
         position = end
     return records

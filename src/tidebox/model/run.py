@@ -20,6 +20,7 @@ from tidebox.errors import (
     QueueExpired,
     RuntimeUnavailable,
     ShuttingDown,
+    StartupTimeout,
     TideboxError,
     UnknownImage,
 )
@@ -58,6 +59,8 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = MappingProxyType(
     }
 )
 UNFINISHED = frozenset(phase for phase, following in TRANSITIONS.items() if following)
+STARTABLE = frozenset({Phase.QUEUED, Phase.STARTING})
+"""Phases of a run whose program may still have to be started, by this server or the next."""
 
 
 def sources(target: Phase) -> frozenset[Phase]:
@@ -119,9 +122,12 @@ _BY_ERROR: tuple[tuple[type[TideboxError], Reason], ...] = (
     (GuaranteeMissing, Reason.POLICY_DENIED),
     (InvalidRequest, Reason.POLICY_DENIED),
     (RuntimeUnavailable, Reason.RUNTIME_UNAVAILABLE),
+    (StartupTimeout, Reason.STARTUP_TIMEOUT),
     (ProvisionFailed, Reason.PROVISION_FAILED),
     (ExecFailed, Reason.EXEC_FAILED),
 )
+
+_PHASES = {Reason.SERVER_SHUTDOWN: Phase.KILLED, Reason.STARTUP_TIMEOUT: Phase.TIMED_OUT}
 
 
 def conclusion_of(
@@ -145,7 +151,7 @@ def conclusion_of(
 def conclusion_of_failure(error: TideboxError) -> Conclusion:
     """The terminal state of a run that could not be started, or whose box was lost."""
     reason = next((reason for kind, reason in _BY_ERROR if isinstance(error, kind)), Reason.RUNTIME_ERROR)
-    phase = Phase.KILLED if reason is Reason.SERVER_SHUTDOWN else Phase.FAILED
+    phase = _PHASES.get(reason, Phase.FAILED)
     return Conclusion(phase=phase, reason=reason, message=error.message)
 
 

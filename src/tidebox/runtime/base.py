@@ -26,6 +26,7 @@ from tidebox.model.result import Outcome, Usage
 
 WORKSPACE = "/workspace"
 CANCEL_GRACE_SECONDS = 2.0
+STARTUP_SECONDS = 20.0
 
 
 class Guarantee(enum.Enum):
@@ -33,6 +34,7 @@ class Guarantee(enum.Enum):
 
     USER_SEPARATION = "user_separation"
     FILE_SYSTEM = "file_system"
+    PRIVATE_FILES = "private_files"
     PROCESSES = "processes"
     NETWORK = "network"
     IPC = "ipc"
@@ -384,10 +386,13 @@ class Runtime(abc.ABC):
         """What this runtime can enforce on this machine, found by trying."""
 
     @abc.abstractmethod
-    async def open(self, spec: BoxSpec, *, first: Command | None = None, first_input: bytes = b"") -> Box:
+    async def open(
+        self, spec: BoxSpec, *, first: Command | None = None, first_input: bytes = b"", spare: bool = False
+    ) -> Box:
         """A fresh box, or an error that names what could not be done.
 
         ``first`` is started in it without waiting for anything in between, and given ``first_input``: ``box.first``.
+        A ``spare`` box is used from when it is adjusted.
         """
 
     @abc.abstractmethod
@@ -417,6 +422,8 @@ class Order:
     """How long the program may go on after it was told to end."""
     kill: Switch | None = None
     """When set, the program is ended at once, without that grace."""
+    startup_timeout: float = STARTUP_SECONDS
+    """How long it may take until the program is started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from tidebox.errors import BoxGone, ExecFailed
+from tidebox.errors import BoxGone, ExecFailed, StartupTimeout
 from tidebox.model.events import Exited, Output
 from tidebox.model.launch import encode_program
 from tidebox.model.result import Outcome, Usage, conclude
@@ -21,6 +21,9 @@ from tidebox.runtime.pool import CellKey, Pool
 # Behind the host's own clock, for the case that the host cannot keep it.
 CPU_GRACE_SECONDS = 2
 _BREATH_SECONDS = 0.001
+_NEVER_STARTED = Ending(
+    outcome=Outcome.CANCELLED, exit_code=None, signal=None, usage=Usage(wall_seconds=0.0), captured=None
+)
 
 
 class Driver(Runner):
@@ -34,7 +37,10 @@ class Driver(Runner):
 
     async def run(self, order: Order, sink: Sink, cancel: Switch | None = None) -> Ending:
         """Run ``order``; events go to ``sink`` as they come. Raises only for failures that are not the program's."""
-        box, program = await self._start(order)
+        started = await self._start_in_time(order, cancel)
+        if started is None:
+            return _NEVER_STARTED
+        box, program = started
         try:
             ending = await _Watch(box, program, order, sink, cancel).ending()
         except BaseException:
@@ -49,6 +55,29 @@ class Driver(Runner):
         task = box.begin_close()
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+    async def _start_in_time(self, order: Order, cancel: Switch | None) -> tuple[Box, Exec] | None:
+        """The program in its box; None if it was cancelled before it was there."""
+        limit = asyncio.timeout(order.startup_timeout)
+
+        def give_up() -> None:
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
+
+        try:
+            async with limit:
+                if cancel is not None:
+                    cancel.on_set(give_up)
+                return await self._start(order)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            if cancel is not None:
+                cancel.forget(give_up)
+        if cancel is not None and cancel.is_set():
+            return None
+        raise StartupTimeout(f"the program could not be started within {order.startup_timeout:g} s", step="start")
 
     async def _start(self, order: Order) -> tuple[Box, Exec]:
         limits = order.spec.limits
@@ -67,7 +96,7 @@ class Driver(Runner):
                 await _fill(box, order)
                 return box, await box.exec(command)
             except BaseException:
-                await box.close()
+                self._close(box)
                 raise
         program = order.launch.program
         block = encode_program(program, cpu_seconds)
@@ -83,7 +112,7 @@ class Driver(Runner):
             await _fill(box, order)
             await parked.write(block)
         except BaseException:
-            await box.close()
+            self._close(box)
             raise
         return box, parked
 
@@ -152,7 +181,7 @@ class _Watch:
             timer.cancel()
             for helper in self._helpers:
                 helper.cancel()
-            await self._box.stop()
+            await (self._stopping or self._box.stop())
         wall = time.monotonic() - started
         usage = _complete(replace(await self._box.usage(), wall_seconds=wall), exited)
         if self._reason is None and exited is None and not usage.oom_kills:

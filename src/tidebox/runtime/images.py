@@ -22,6 +22,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
@@ -48,6 +49,9 @@ _NAME = re.compile(r"[a-z0-9]+(?:[._/-]+[a-z0-9]+)*(?::[A-Za-z0-9_][A-Za-z0-9._-
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?\Z")
 _SUITE = re.compile(r"[a-z][a-z0-9-]*\Z")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Of a program that builds an image and is told to end.
+_CLEAN_UP_SECONDS = 10.0
+_INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What changes when the system is upgraded.
 _HOST_MARKS = ("/etc/os-release", "/usr/bin", "/usr/lib", "/usr/local/bin", "/var/lib/dpkg/status", "/var/lib/rpm")
 
@@ -130,7 +134,7 @@ class ImageStore:
             archive = staging / "packages.tar"
             command = [program, "--variant=minbase", "--format=tar"]
             command += [f"--include={','.join(packages)}"] if packages else []
-            status = subprocess.run([*command, "--", suite, archive], stdin=subprocess.DEVNULL, check=False).returncode
+            status = _exit_code_of([*command, "--", suite, str(archive)])
             if status != 0:
                 raise InvalidImage(f"mmdebstrap could not build the image (exit code {status})")
             with archive.open("rb") as file:
@@ -239,6 +243,28 @@ class ImageStore:
             with _closing(os.open(leftover, _DIRECTORY)) as descriptor:
                 if _is_unused(descriptor):
                     shutil.rmtree(leftover)
+
+
+def _exit_code_of(command: Sequence[str]) -> int:
+    """Run a program to its end; if that is not awaited it is told to end, and has a while to clean up."""
+    # A signal that comes while it is started waits until there is somebody to be told.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTIONS)
+    unblock = functools.partial(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=unblock)
+    except BaseException:
+        unblock()
+        raise
+    try:
+        unblock()
+        return process.wait()
+    except BaseException:
+        process.terminate()
+        try:
+            process.wait(_CLEAN_UP_SECONDS)
+        except BaseException:
+            process.kill()
+        raise
 
 
 def _is_name(name: str) -> bool:

@@ -24,6 +24,9 @@ MAX_DOCUMENT = 4 << 20
 MAX_LAYERS = 500
 MAX_MANIFESTS = 200
 MAX_INDEX_DEPTH = 4
+MAX_DOCUMENTS = 500
+MAX_DOCUMENTS_BYTES = 32 << 20
+"""Of all that are read to find one image: each index may name a great many others, and these too."""
 
 _DIGEST = re.compile(r"sha(256:[0-9a-f]{64}|512:[0-9a-f]{128})\Z")
 _INDEX_TYPES = {
@@ -48,6 +51,8 @@ class Layout:
 
     def __init__(self, directory_fd: int) -> None:
         self._directory = directory_fd
+        self._documents_left = MAX_DOCUMENTS
+        self._document_bytes_left = MAX_DOCUMENTS_BYTES
 
     def layers(self) -> Iterator[io.BufferedReader[Any]]:
         """The layers of the image for this machine, lowest first, each open while it is the current one.
@@ -101,6 +106,10 @@ class Layout:
     def _document(self, descriptor: Descriptor) -> Descriptor:
         with self._blob(descriptor) as blob:
             content = blob.read_verified(MAX_DOCUMENT)
+        self._documents_left -= 1
+        self._document_bytes_left -= len(content)
+        if self._documents_left < 0 or self._document_bytes_left < 0:
+            raise InvalidImage("the layout has too many documents")
         return _parse(content)
 
     def _blob(self, descriptor: Descriptor) -> _Blob:

@@ -245,7 +245,7 @@ class Pool:
             try:
                 first = None if key.kind is None else self._parking(key)
                 limits = self._limits_of.get(key, self._limits)
-                box = await self._runtime.open(key.spec(limits), first=first)
+                box = await self._runtime.open(key.spec(limits), first=first, spare=True)
                 self._ready[key].append(Cell(box, box.first, time.monotonic()))
                 box.on_gone(self._on_gone)
                 pause = _RETRY_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 
 from tidebox.agent.child import HIGHEST_DESCRIPTOR
@@ -94,6 +95,8 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
             raise steps.StepFailed("attach to the cgroup", error) from error
     if os.read(gate, 1) != b"+":
         return False
+    if order.devices is not None:
+        os.dup2(order.devices, steps.DEVICES, inheritable=False)
     init = ids.AGENT_UID if two_ids else ids.USER_UID
     try:
         if two_ids:
@@ -116,6 +119,9 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
     steps.run(_READ_ONLY_PROC)
     workspace = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     confine.restrict_init(two_ids)
+    # Here, once: every program of the box inherits it. What it may not change any more is set before.
+    resource.setrlimit(*confine.NO_CORE)
+    sys_.make(order.shape.load_filter, "seccomp")
     channel.send_packed(sock, order.announcement, (os.pidfd_open(os.getpid()), workspace))
     _close_all_but(sorted([*order.ends, *order.leaf_directories, setup.oom_score_fd]))
     return True

@@ -1,7 +1,7 @@
 """Control groups of the boxes: memory (swap off), pids and cpu, on cgroup v1 and v2.
 
-Every spawner owns one directory ``tidebox-<pid>-<start time>`` per hierarchy; a box is a leaf below it. The name
-tells the next spawner whether the owner is still alive, so that what a killed one left behind can be removed.
+Every spawner owns one directory ``tidebox-<pid>-<start time>`` per hierarchy, and holds a lock on it for as long as it
+lives; a box is a leaf below it. What a killed spawner left behind is removed by the next one (see ``sweeping``).
 
 As root the directory stands at the top of the hierarchy. Without root only a delegated v2 subtree can be used: the
 spawner's own cgroup, when nothing but the spawner lives in it (``systemd-run --user --scope -p Delegate=yes``).
@@ -10,17 +10,25 @@ spawner's own cgroup, when nothing but the spawner lives in it (``systemd-run --
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-import select
+import time
 
 PREFIX = "tidebox-"
 AGENT_LEAF = "agent"
 NEEDED = ("memory", "pids", "cpu")
-_PERIOD_US = 100_000
-_SWEEP_TRIES = 200
-_SWEEP_PAUSE_SECONDS = 0.005
+# What a box has of the processors it has in every period; on several at once it may use that up early in each, and its
+# neighbours wait until then. The kernel gives out no less than a millisecond, so little time is counted over longer.
+_PERIOD_US = 20_000
+_LONG_PERIOD_US = 100_000
+_LEAST_QUOTA_US = 1000
+_CLAIM_TRIES = 5
 _ENABLE_TRIES = 20
 _CLEAN_BYTES = 1 << 20
+# Buffers of its sockets v1 counts apart from all other memory of a box.
+SOCKET_MEMORY = "memory.kmem.tcp.limit_in_bytes"
+_LEAST_SOCKET_MEMORY = 8 << 20
+_SOCKET_MEMORY_SHARE = 4
 # Of a box: its program.
 _FEWEST_PROCESSES = 1
 
@@ -61,9 +69,16 @@ def start_time(pid: int) -> str | None:
         return None
 
 
-def _owner_is_alive(name: str) -> bool:
-    pid, _, started = name[len(PREFIX) :].partition("-")
-    return pid.isdigit() and start_time(int(pid)) == started
+def owner_is_alive(name: str) -> bool:
+    """Whether the name of a directory is that of a living process of this pid namespace."""
+    pid, _, rest = name[len(PREFIX) :].partition("-")
+    return pid.isdigit() and start_time(int(pid)) == rest.partition("-")[0]
+
+
+def _quota(per_100_ms: int) -> tuple[int, int]:
+    """As the kernel takes it: time, and in which."""
+    quota = per_100_ms * _PERIOD_US // _LONG_PERIOD_US
+    return (quota, _PERIOD_US) if quota >= _LEAST_QUOTA_US else (per_100_ms, _LONG_PERIOD_US)
 
 
 def _mounts() -> tuple[dict[str, str], str | None]:
@@ -90,13 +105,15 @@ def _own_v2_path() -> str:
     return "/"
 
 
-def _remove(path: str) -> bool:
-    """Remove a cgroup and everything below it; False while a process is still in there."""
+def remove(path: str, deadline: float | None = None) -> bool:
+    """Remove a cgroup and everything below it; False while a process is still in there, or the time is over."""
     try:
         if _is_removed(path):
             return True
         children = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
-        return bool(children) and all([_remove(child) for child in children]) and _is_removed(path)
+        if deadline is not None and time.monotonic() > deadline:
+            return False
+        return bool(children) and all([remove(child, deadline) for child in children]) and _is_removed(path)
     except FileNotFoundError:
         return True
 
@@ -112,7 +129,7 @@ def _is_removed(path: str) -> bool:
     return True
 
 
-def _processes(path: str) -> list[int]:
+def processes(path: str) -> list[int]:
     """Every process of a subtree; 0 stands for one that another pid namespace hides from us."""
     found: list[int] = []
     for directory, _, files in os.walk(path):
@@ -124,7 +141,7 @@ def _processes(path: str) -> list[int]:
     return found
 
 
-def _kill_all(path: str) -> None:
+def kill_all(path: str) -> None:
     """SIGKILL to whatever lives in a subtree."""
     try:
         # v2, Linux 5.14: nothing that forks meanwhile escapes.
@@ -132,7 +149,7 @@ def _kill_all(path: str) -> None:
         return
     except FileNotFoundError:
         pass
-    for pid in _processes(path):
+    for pid in processes(path):
         try:
             os.kill(pid, 9)
         except ProcessLookupError:
@@ -146,13 +163,20 @@ def _kill_all(path: str) -> None:
                 continue
 
 
-def _clear(path: str) -> None:
-    """End and remove a subtree whose owner is dead; what does not go in time is left to the next sweep."""
-    for _ in range(_SWEEP_TRIES):
-        _kill_all(path)
-        if _remove(path):
-            return
-        select.select([], [], [], _SWEEP_PAUSE_SECONDS)
+def _made_and_locked(path: str) -> int | None:
+    """The lock on a new cgroup; None if there is one of that name, or it is not ours any more."""
+    try:
+        os.mkdir(path)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileExistsError, FileNotFoundError):
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(path)
+    except (BlockingIOError, FileNotFoundError):
+        os.close(lock)
+        return None
+    return lock
 
 
 class Cgroups:
@@ -163,32 +187,36 @@ class Cgroups:
 
     def __init__(self) -> None:
         self.name = f"{PREFIX}{os.getpid()}-{start_time(os.getpid())}"
+        self._locks: list[int] = []
 
     def _bases(self) -> list[str]:
         return sorted({root + "/" + self.name for root in self.roots.values()})
 
-    def _sweep_roots(self) -> set[str]:
-        return set(self.roots.values())
+    def _claim(self) -> None:
+        """Make the directories of this spawner, and lock them: who sweeps leaves alone what is locked."""
+        usual = self.name
+        for _ in range(_CLAIM_TRIES):
+            bases = self._bases()
+            locks = {base: lock for base in bases if (lock := _made_and_locked(base)) is not None}
+            if len(locks) == len(bases):
+                self._locks = list(locks.values())
+                return
+            for base, lock in locks.items():
+                _is_removed(base)
+                os.close(lock)
+            # A container may have a spawner with the same numbers. Or one that sweeps saw the directory before it was
+            # locked, and removes it.
+            self.name = f"{usual}-{os.urandom(4).hex()}"
+        raise CgroupError("no directory of this spawner stays: others remove them")
 
-    def sweep(self) -> None:
-        """Remove the directories of spawners that are gone."""
-        entries = [entry for root in self._sweep_roots() for entry in os.scandir(root)]
-        names = [entry for entry in entries if entry.name.startswith(PREFIX) and entry.is_dir()]
-        dead = [entry.path for entry in names if not _owner_is_alive(entry.name)]
-        # Where a container shares the machine's cgroups, its spawner is none of our processes, dead or alive.
-        ours = [path for path in dead if 0 not in _processes(path)]
-        # In every hierarchy before the first is cleared: what the freezer holds does not leave the others.
-        for action in (_kill_all, _clear):
-            for path in ours:
-                try:
-                    action(path)
-                except OSError:
-                    continue  # another spawner sweeps too, and was faster
+    def sweep_roots(self) -> set[str]:
+        """Where other spawners may have left something."""
+        return set(self.roots.values())
 
     def kill(self) -> None:
         """End every process in the cgroups of this spawner, frozen ones too."""
         for base in self._bases():
-            _kill_all(base)
+            kill_all(base)
 
     def make(self, box: str) -> Leaf:
         """A new leaf without limits; ``Leaf.limit`` sets them."""
@@ -199,7 +227,7 @@ class Cgroups:
 
     def close(self) -> bool:
         """Remove everything of this spawner; False while a process is left."""
-        return all([_remove(base) for base in self._bases()])
+        return all([remove(base) for base in self._bases()])
 
 
 class Leaf:
@@ -272,7 +300,7 @@ class Leaf:
     def remove(self) -> bool:
         """Remove the leaf; False while a process is left."""
         self.close_descriptors()
-        return all([_remove(path) for path in set(self.paths.values())])
+        return all([remove(path) for path in set(self.paths.values())])
 
 
 class CgroupsV1(Cgroups):
@@ -283,8 +311,7 @@ class CgroupsV1(Cgroups):
     def __init__(self, mounts: dict[str, str]) -> None:
         super().__init__()
         self.roots = mounts
-        for base in self._bases():
-            os.mkdir(base)
+        self._claim()
 
     def make(self, box: str) -> LeafV1:
         paths = {name: f"{root}/{self.name}/{box}" for name, root in self.roots.items()}
@@ -302,10 +329,13 @@ class LeafV1(Leaf):
     def _set(self, name: str, value: int) -> None:
         if name == "memory":
             self._limit_memory(value)
+            self._limit_socket_memory(value)
         elif name == "pids":
             _write(self.paths["pids"] + "/pids.max", value)
         elif name == "quota":
-            _write(self.paths["cpu"] + "/cpu.cfs_quota_us", value)
+            quota, period = _quota(value)
+            _write(self.paths["cpu"] + "/cpu.cfs_period_us", period)
+            _write(self.paths["cpu"] + "/cpu.cfs_quota_us", quota)
         elif name == "shares":
             _write(self.paths["cpu"] + "/cpu.shares", value)
 
@@ -321,6 +351,14 @@ class LeafV1(Leaf):
         grows = memory > int(_read(with_swap))
         for path in (with_swap, plain) if grows else (plain, with_swap):
             _write(path, memory)
+
+    def _limit_socket_memory(self, memory: int) -> None:
+        # Only sockets that are made after the first write are counted: a leaf has its limits before its box.
+        try:
+            limit = max(memory // _SOCKET_MEMORY_SHARE, _LEAST_SOCKET_MEMORY)
+            _write(f"{self.paths['memory']}/{SOCKET_MEMORY}", limit)
+        except FileNotFoundError:
+            pass  # a kernel that does not count it, as ``tidebox doctor`` says
 
     def attach_descriptors(self) -> list[int]:
         for path in sorted(set(self.paths.values())):
@@ -393,8 +431,8 @@ class CgroupsV2(Cgroups):
             root = own
             self._leave(own)
         self.roots = {"unified": root}
+        self._claim()
         base = self._bases()[0]
-        os.mkdir(base)
         try:
             self._enable_below(root, base)
         except BaseException:
@@ -406,7 +444,7 @@ class CgroupsV2(Cgroups):
         os.mkdir(self.nursery)
         self._owner: int | None = None
 
-    def _sweep_roots(self) -> set[str]:
+    def sweep_roots(self) -> set[str]:
         # A delegated scope dies with its spawner: only what stands at the top can be left over.
         return set(self.roots.values()) if os.getuid() == 0 else set()
 
@@ -483,7 +521,8 @@ class LeafV2(Leaf):
         elif name == "pids":
             _write(self.path + "/pids.max", value)
         elif name == "quota":
-            _write(self.path + "/cpu.max", f"{value} {_PERIOD_US}")
+            quota, period = _quota(value)
+            _write(self.path + "/cpu.max", f"{quota} {period}")
         elif name == "shares":
             # The conversion systemd and the container engines use: 2..262144 shares to 1..10000 weight.
             _write(self.path + "/cpu.weight", 1 + (value - 2) * 9999 // 262142)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from tidebox.spawner.cgroups import AGENT_LEAF
+from tidebox.spawner.cgroups import AGENT_LEAF, SOCKET_MEMORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Leaves:
         self._next = 0
         self._leftover: set[int] = set()
         self._counters: list[_Counter] | None = None
+        limits = {directory: _read(directory, SOCKET_MEMORY) for directory in directories}
+        self._socket_memory = {directory: limit.encode() for directory, limit in limits.items() if limit is not None}
 
     def settle(self) -> None:
         """Move the calling agent, already in its cgroup namespace, out of the way of the leaves."""
@@ -73,6 +75,9 @@ class Leaves:
         self._next += 1
         for directory in self._directories:
             os.mkdir(f"e{number}", dir_fd=directory)
+            if directory in self._socket_memory:
+                # The box's own limit holds; but v1 counts sockets only in a group that has one itself.
+                _write(directory, f"e{number}/{SOCKET_MEMORY}", self._socket_memory[directory])
         return number
 
     def attach(self, number: int) -> None:

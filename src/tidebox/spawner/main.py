@@ -10,10 +10,11 @@ import _signal  # type: ignore[import-not-found]
 import _socket
 import errno
 import os
+import resource
 import select
 
 from tidebox.agent import child
-from tidebox.spawner import cgroups, channel, ids, syscalls, template
+from tidebox.spawner import cgroups, channel, devices, ids, sweeping, syscalls, template
 from tidebox.spawner.steps import StepFailed
 
 TYPE_CHECKING = False
@@ -26,6 +27,7 @@ _UID_BLOCKS = 4096
 # Made ahead of the next boxes, and kept of those that are gone.
 _SPARE_LEAVES = 2
 _MOST_SPARE_LEAVES = 16
+_SPARE_DEVICES = 4
 # A leaf that was used is made anew when the box that needed it has had the processors for itself.
 _BREATH_SECONDS = 0.02
 _QUIET_SECONDS = 1.0
@@ -57,20 +59,27 @@ class Spawner:
         self._names: dict[int, str] = {}
         self._boxes: dict[str, _Box] = {}
         self._spares: list[cgroups.Leaf] = []
+        self._refused = False
+        """Whether the machine had no room for the last spare part: none is made before the next box."""
         self._leaf_number = 0
         self._usual_limits: dict[str, int] = {}
         self._box_number = 0
         self._closing: list[cgroups.Leaf] = []
         self._retry_pause = _RETRY_SECONDS
         self._uid_base = _FIRST_UID_BLOCK + os.getpid() % _UID_BLOCKS * ids.UID_BLOCK if os.getuid() == 0 else None
+        self._devices: list[int] = []
+        self._makes_devices = self._uid_base is not None and self._try_devices()
         self._cgroups: cgroups.Cgroups | None = None
         self._cgroup_problem: str | None = None
+        self._living: list[str] = []
+        self._left_alone: list[str] = []
         try:
             self._cgroups = cgroups.find()
-            self._cgroups.sweep()
+            self._living, self._left_alone = sweeping.sweep(self._cgroups.sweep_roots(), self._cgroups.name)
         except cgroups.CgroupError as error:
             self._cgroup_problem = str(error)
         self._operations: dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any] | None]] = {
+            "ping": lambda message, descriptors: {},
             "facts": self._facts,
             "template": self._template,
             "shape": self._shape,
@@ -100,7 +109,8 @@ class Spawner:
         if self._closing:
             return self._retry_pause
         if self._lacks_spares():
-            return _BREATH_SECONDS if self._spares else 0.0
+            urgent = (self._lacks_leaves() and not self._spares) or (self._lacks_devices() and not self._devices)
+            return 0.0 if urgent else _BREATH_SECONDS
         # After a rush there are more spare leaves than anybody needs.
         return _QUIET_SECONDS if len(self._spares) > _SPARE_LEAVES else None
 
@@ -117,22 +127,51 @@ class Spawner:
                 deadline -= 1
                 select.select([], [], [], _RETRY_SECONDS)
 
+    def _try_devices(self) -> bool:
+        """Whether this user can make devices; if so, there are some for the first box."""
+        try:
+            self._devices.append(devices.make())
+        except OSError:
+            return False
+        return True
+
+    def _lacks_leaves(self) -> bool:
+        return self._cgroups is not None and len(self._spares) < _SPARE_LEAVES
+
+    def _lacks_devices(self) -> bool:
+        return self._makes_devices and len(self._devices) < _SPARE_DEVICES
+
     def _lacks_spares(self) -> bool:
-        return self._cgroups is not None and len(self._spares) < _SPARE_LEAVES and bool(self._templates)
+        lacks = self._lacks_leaves() or self._lacks_devices()
+        return bool(self._templates) and lacks and not self._refused
 
     def _adjust_spares(self) -> None:
-        """One spare leaf more or less, while nothing else is to be done."""
+        """One spare leaf more or less, or devices for a box, while nothing else is to be done."""
         if self._lacks_spares():
-            self._spares.append(self._new_leaf())
+            try:
+                self._add_spare()
+            except OSError:
+                # No descriptor or memory left: no reason to die, for that would end the boxes there are.
+                self._refused = True
         elif len(self._spares) > _SPARE_LEAVES:
             self._closing.append(self._spares.pop())
+
+    def _add_spare(self) -> None:
+        if self._lacks_leaves():
+            self._spares.append(self._new_leaf())
+        else:
+            self._devices.append(devices.make())
 
     def _new_leaf(self) -> cgroups.Leaf:
         assert self._cgroups is not None
         self._leaf_number += 1
         leaf = self._cgroups.make(f"b{self._leaf_number}")
-        # The next box will most likely have the limits of the last one.
-        leaf.limit(**self._usual_limits)
+        try:
+            # The next box will most likely have the limits of the last one.
+            leaf.limit(**self._usual_limits)
+        except OSError:
+            self._closing.append(leaf)
+            raise
         return leaf
 
     def _from_server(self) -> bool:
@@ -167,18 +206,22 @@ class Spawner:
             "cgroup": version,
             "files": files,
             "cgroup_problem": self._cgroup_problem,
+            "living": self._living,
+            "left_alone": self._left_alone,
             "two_ids": self._uid_base is not None,
             "pid": os.getpid(),
+            "together": _allow_together(),
+            "devices": self._makes_devices,
         }
 
     def _template(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         name = message["name"]
         if name not in self._templates:
-            made = template.start(message["plan"], self._uid_base, message["agent"], self._adopt)
+            made = template.start(message["plan"], message["overlays"], self._uid_base, message["agent"], self._adopt)
             self._templates[name] = made
             self._names[made.sock.fileno()] = name
             self._epoll.register(made.sock.fileno(), select.EPOLLIN)
-        return {}
+        return {"overlay_errno": self._templates[name].overlay_errno}
 
     def _adopt(self, pid: int) -> None:
         if self._cgroups is not None:
@@ -197,6 +240,7 @@ class Spawner:
             return {"failed": "template", "errno": 0, "text": "it died"}
         if not descriptors:
             raise StepFailed("descriptors", OSError(errno.ETOOMANYREFS, "they did not arrive"))
+        self._refused = False
         leaf = None
         attach: list[int] = []
         delegated: list[int] = []
@@ -224,21 +268,27 @@ class Spawner:
             "builtin": message["builtin"],
             "cgroup": self._cgroups.version if leaf is not None and self._cgroups is not None else 0,
             "leaves": len(delegated),
+            "devices": self._makes_devices,
         }
-        if self._uid_base is not None:
-            # A program that opens /dev/stdout anew is let in by the owner of the pipe.
-            user = self._uid_base + ids.agent_id(number) + 1
-            for descriptor in descriptors[1:]:
-                os.fchown(descriptor, user, user)
+        own: list[int] = []
+        step = "devices"
         try:
-            channel.send_order(self._templates[name].sock, order, (*descriptors, *attach, *delegated))
+            if self._uid_base is not None:
+                # A program that opens /dev/stdout anew is let in by the owner of the pipe.
+                user = self._uid_base + ids.agent_id(number) + 1
+                for descriptor in descriptors[1:]:
+                    os.fchown(descriptor, user, user)
+            if self._makes_devices:
+                own.append(self._devices.pop() if self._devices else devices.make())
+            step = "template"
+            channel.send_order(self._templates[name].sock, order, (*descriptors, *own, *attach, *delegated))
         except OSError as error:
             del self._boxes[message["box"]]
             if leaf is not None:
                 self._closing.append(leaf)
-            raise StepFailed("template", error) from error
+            raise StepFailed(step, error) from error
         finally:
-            for descriptor in delegated:
+            for descriptor in (*own, *delegated):
                 os.close(descriptor)
         if leaf is not None and len(self._boxes) > _MOST_SPARE_LEAVES:
             # Worth it only for the few that come round again and again.
@@ -336,6 +386,21 @@ class Spawner:
         # Most are gone at once; what a stuck process holds is not asked for all the time.
         self._retry_pause = min(self._retry_pause * 2, _LONGEST_RETRY_SECONDS) if waiting else _RETRY_SECONDS
         self._closing = waiting
+
+
+def _allow_together() -> dict[str, int | None]:
+    """What boxes may have together of what is counted by user, raised as far as it can be; None for no limit."""
+    allowed: dict[str, int | None] = {}
+    for name in ("sigpending", "msgqueue", "nproc"):
+        number = child.RLIMITS[name]
+        _, most = resource.getrlimit(number)
+        try:
+            resource.setrlimit(number, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        except ValueError:
+            resource.setrlimit(number, (most, most))  # no root, or one without CAP_SYS_RESOURCE
+        _, most = resource.getrlimit(number)
+        allowed[name] = None if most == resource.RLIM_INFINITY else most
+    return allowed
 
 
 def main(descriptor: int) -> None:

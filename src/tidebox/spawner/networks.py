@@ -15,13 +15,22 @@ SPARE = 4
 # that few are left.
 _BREATH_SECONDS = 0.02
 _FEWEST = 2
-_LOOPBACK = steps.prepare([["loopback"]])
+# What is sent to a connection that nobody has accepted is counted nowhere. So few of them wait, and each holds little
+# until its program reads from it: then its buffer grows.
+_SET_UP = steps.prepare(
+    [
+        ["loopback"],
+        # Older kernels show it to the machine's own root only; then more may wait.
+        ["write_if_shown", "/proc/sys/net/core/somaxconn", "128"],
+        ["write", "/proc/sys/net/ipv4/tcp_rmem", "4096 16384 1048576"],
+    ]
+)
 
 
 def enter_new() -> None:
     """Stand in a network that was never used; whatever is cloned inherits it."""
     sys_.unshare(sys_.CLONE_NEWNET)
-    steps.run(_LOOPBACK)
+    steps.run(_SET_UP)
 
 
 def patience(ready: int) -> float | None:

@@ -21,13 +21,13 @@ class Shape:
     ) -> None:
         """``make_agent`` is None in a template whose boxes have none."""
         self.steps = steps.prepare(message["plan"])
+        self.load_filter = confine.load_filter_calls(message["nested_filters"])
         self.setup = Setup(
             sock=-1,
             generation=message["generation"],
             user=(ids.USER_UID, ids.USER_UID),
             default_user_name="user",
             confine=confine.confine_program,
-            load_filter=confine.load_filter,
             builtins={"python": warm.park},
         )
         # Made here, once: a box inherits it and only adds its descriptors.
@@ -38,8 +38,8 @@ class Shape:
 class BoxOrder:
     """What the spawner asks a template for.
 
-    Descriptors: the agent's socket, or the control socket and the standard streams of a single program; then the
-    cgroup's.
+    Descriptors: the agent's socket, or the control socket and the standard streams of a single program; the mount of
+    its devices, if it has one; then the cgroup's.
     """
 
     def __init__(self, message: dict[str, Any], descriptors: list[int], shape: Shape) -> None:
@@ -55,6 +55,8 @@ class BoxOrder:
         # The name and arguments of the builtin that its program is, where that is known.
         self.builtin: list[str] | None = message["builtin"]
         self._fixed = 4 if shape.agent is None else 1
+        self._devices = self._fixed if message["devices"] else None
+        self._cgroup = self._fixed + message["devices"]
 
     @property
     def ends(self) -> list[int]:
@@ -62,16 +64,21 @@ class BoxOrder:
         return self.descriptors[: self._fixed]
 
     @property
+    def devices(self) -> int | None:
+        """What is to be its /dev."""
+        return None if self._devices is None else self.descriptors[self._devices]
+
+    @property
     def attach(self) -> list[int]:
         """What a v1 box writes itself into."""
         return (
-            self.descriptors[self._fixed : len(self.descriptors) - self.leaf_count] if self.cgroup_version == 1 else []
+            self.descriptors[self._cgroup : len(self.descriptors) - self.leaf_count] if self.cgroup_version == 1 else []
         )
 
     @property
     def cgroup_directory(self) -> int | None:
         """The v2 leaf to be cloned into."""
-        return self.descriptors[self._fixed] if self.cgroup_version == 2 else None
+        return self.descriptors[self._cgroup] if self.cgroup_version == 2 else None
 
     @property
     def leaf_directories(self) -> list[int]:

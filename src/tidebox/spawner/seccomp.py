@@ -17,8 +17,11 @@ Left out with a reason that is not obvious:
 - ``remap_file_pages``, ``modify_ldt``, ``ustat``, ``sysfs``, ``uselib`` have no honest user left.
 
 Let through with a reason: ``setuid`` and its family fail by themselves without capabilities, and programs call them
-with their own id; a program may stack further filters with ``seccomp`` and rules with ``landlock_*``, which only take
-away; ``mknod`` makes fifos, devices need a capability.
+with their own id; rules added with ``landlock_*`` only take away; ``mknod`` makes fifos, devices need a capability.
+
+No call loads a program into the kernel: the machine has one allowance of memory for all of them, which no control group
+counts, and freeing thousands at once can hang it. That holds for filters of sockets, and for further seccomp filters
+unless the operator allows those.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from typing import Callable
 
     from tidebox.spawner.bpf import Target
+
+    Rule = Callable[[Assembler], None]
 
 ALLOW = 0x7FFF0000  # SECCOMP_RET_ALLOW
 KILL = 0x80000000  # SECCOMP_RET_KILL_PROCESS
@@ -53,9 +58,9 @@ _ARGUMENTS = 16
 
 _ALLOWED = """
     read write open close stat fstat lstat newfstatat statx poll ppoll select pselect6 lseek readv writev
-    pread64 pwrite64 preadv pwritev preadv2 pwritev2 access faccessat faccessat2 openat openat2 creat
-    close_range pipe pipe2 dup dup2 dup3 fcntl flock fsync fdatasync sync_file_range truncate ftruncate
-    fallocate fadvise64 readahead getdents getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir
+    pread64 pwrite64 preadv pwritev access faccessat faccessat2 openat openat2 creat
+    close_range pipe pipe2 dup dup2 dup3 flock fsync fdatasync sync_file_range truncate ftruncate
+    fallocate readahead getdents getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir
     mkdirat rmdir link linkat unlink unlinkat symlink symlinkat readlink readlinkat chmod fchmod fchmodat
     fchmodat2 chown fchown lchown fchownat umask utime utimes futimesat utimensat mknod mknodat statfs fstatfs
     sendfile splice tee copy_file_range setxattr lsetxattr fsetxattr setxattrat getxattr lgetxattr fgetxattr
@@ -70,12 +75,12 @@ _ALLOWED = """
     getpid getppid gettid getpgid setpgid getpgrp getsid setsid set_tid_address set_robust_list get_robust_list
     rseq futex futex_waitv futex_wake futex_wait futex_requeue restart_syscall arch_prctl get_thread_area uname
     sysinfo times getcpu rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigqueueinfo
-    rt_tgsigqueueinfo rt_sigsuspend sigaltstack pause getrlimit setrlimit getrusage getpriority ioprio_get
+    rt_tgsigqueueinfo rt_sigsuspend sigaltstack pause getrlimit getrusage getpriority ioprio_get
     sched_yield sched_getparam sched_getscheduler sched_getattr sched_getaffinity sched_get_priority_max
     sched_get_priority_min sched_rr_get_interval
 
     getuid geteuid getgid getegid getresuid getresgid getgroups setuid setgid setreuid setregid setresuid
-    setresgid setfsuid setfsgid setgroups capget capset seccomp landlock_create_ruleset landlock_add_rule
+    setresgid setfsuid setfsgid setgroups capget capset landlock_create_ruleset landlock_add_rule
     landlock_restrict_self
 
     time gettimeofday clock_gettime clock_getres clock_nanosleep nanosleep alarm getitimer setitimer
@@ -83,7 +88,7 @@ _ALLOWED = """
     timerfd_gettime getrandom
 
     connect accept accept4 sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg shutdown bind listen getsockname
-    getpeername setsockopt getsockopt
+    getpeername getsockopt
 
     shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink
     mq_timedsend mq_timedreceive mq_notify mq_getsetattr
@@ -115,8 +120,32 @@ _REFUSED_IOCTLS = (
 )
 _PERSONALITY_QUERY = 0xFFFFFFFF
 _PR_SCHED_CORE = 62  # would keep the core's other thread, a neighbour's, idle
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+_SECCOMP_SET_MODE_FILTER = 1
 _PRIO_PROCESS = 0
 _IOPRIO_WHO_PROCESS = 1
+_RLIMIT_CORE = 4
+_REFUSED_FCNTLS = (
+    1024,  # F_SETLEASE: an object of the kernel that no control group counts
+    1026,  # F_NOTIFY: signals what happens in a directory
+    1036,  # F_SET_RW_HINT: changes the file for everybody
+)
+_POSIX_FADV_DONTNEED = 4
+_RWF_NOWAIT, _RWF_DONTCACHE = 0x08, 0x80
+
+# Options of sockets, by level; a level or an option that is not known here is refused as an old kernel would.
+_SOL_IP, _SOL_SOCKET, _SOL_TCP, _SOL_UDP, _SOL_IPV6, _SOL_ICMPV6 = 0, 1, 6, 17, 41, 58
+_SO_RCVBUF = 8
+_ATTACHING = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
+_LAST_OF_SOCKETS = 84  # SO_INQ
+# Memberships in groups: the device's side of each is memory that no control group counts. Nobody outside could hear.
+_IP_MEMBERSHIPS = (35, 39, 41)  # IP_ADD_MEMBERSHIP, IP_ADD_SOURCE_MEMBERSHIP, IP_MSFILTER
+_IPV6_MEMBERSHIPS = (20, 27)  # IPV6_JOIN_GROUP, IPV6_JOIN_ANYCAST
+_FIRST_MCAST, _LAST_MCAST = 42, 48  # MCAST_JOIN_GROUP to MCAST_MSFILTER, at both levels
+_IPV6_FLOWLABEL_MGR = 32  # draws on one count of the whole machine
+_XT_SET_REPLACE = 64  # IPT_SO_SET_REPLACE, IP6T_SO_SET_REPLACE; from here on options of IP are the packet filter's
+_TCP_ULP = 31  # puts another protocol of the kernel's on top
+_UDP_ENCAP = 100
 
 
 def _argument(index: int, upper: bool = False) -> int:
@@ -145,9 +174,7 @@ def _socket(program: Assembler) -> None:
 
 def _ioctl(program: Assembler) -> None:
     program.load(_argument(1))
-    for request in _REFUSED_IOCTLS[:-1]:
-        program.jump(EQUAL, request, fail(errno.EPERM))
-    program.jump(EQUAL, _REFUSED_IOCTLS[-1], fail(errno.EPERM), ALLOW)
+    _any_of(program, _REFUSED_IOCTLS, fail(errno.EPERM), ALLOW)
 
 
 def _on_itself(program: Assembler) -> None:
@@ -155,17 +182,30 @@ def _on_itself(program: Assembler) -> None:
     program.jump(EQUAL, 0, ALLOW, fail(errno.EPERM))
 
 
+def _setrlimit(program: Assembler) -> None:
+    # Every value but the one that is set keeps or starts the machine's handler of crashes. Programs that keep secrets
+    # set 0, and may go on: nothing of theirs is dumped.
+    program.load(_argument(0))
+    program.jump(EQUAL, _RLIMIT_CORE, fail(0), ALLOW)
+
+
 def _prlimit(program: Assembler) -> None:
     # Reading limits of a process of the same user harms nobody: a null new_limit passes.
-    program.load(_argument(0))
-    program.jump(EQUAL, 0, ALLOW)
     program.load(_argument(2))
-    program.jump(EQUAL, 0, None, fail(errno.EPERM))
+    program.jump(EQUAL, 0, None, "a new limit")
     program.load(_argument(2, upper=True))
-    program.jump(EQUAL, 0, ALLOW, fail(errno.EPERM))
+    program.jump(EQUAL, 0, ALLOW)
+    program.label("a new limit")
+    program.load(_argument(0))
+    program.jump(EQUAL, 0, None, fail(errno.EPERM))
+    program.load(_argument(1))
+    program.jump(EQUAL, _RLIMIT_CORE, None, ALLOW)
+    # Answered without being run; where the old limit is asked for too, that would be a lie.
+    program.load(_argument(3))
+    program.jump(EQUAL, 0, fail(0), fail(errno.EPERM))
 
 
-def _priority_of(kind: int) -> Callable[[Assembler], None]:
+def _priority_of(kind: int) -> Rule:
     def rule(program: Assembler) -> None:
         program.load(_argument(0))
         program.jump(EQUAL, kind, None, fail(errno.EPERM))
@@ -181,42 +221,131 @@ def _personality(program: Assembler) -> None:
     program.jump(EQUAL, _PERSONALITY_QUERY, ALLOW, fail(errno.EPERM))
 
 
-def _prctl(program: Assembler) -> None:
-    program.load(_argument(0))
-    program.jump(EQUAL, _PR_SCHED_CORE, fail(errno.EINVAL), ALLOW)
+def _prctl(nested: bool) -> Rule:
+    def rule(program: Assembler) -> None:
+        program.load(_argument(0))
+        if not nested:
+            program.jump(EQUAL, _PR_SET_SECCOMP, "prctl seccomp")
+        program.jump(EQUAL, _PR_SCHED_CORE, fail(errno.EINVAL), ALLOW)
+        if not nested:
+            program.label("prctl seccomp")
+            program.load(_argument(1))
+            program.jump(EQUAL, _MODE_FILTER, fail(errno.EINVAL), ALLOW)
+
+    return rule
 
 
-_RULES: tuple[tuple[str, Callable[[Assembler], None]], ...] = (
-    ("clone", _clone),
-    ("socket socketpair", _socket),
-    ("ioctl", _ioctl),
-    ("sched_setaffinity sched_setscheduler sched_setparam sched_setattr", _on_itself),
-    ("prlimit64", _prlimit),
-    ("setpriority", _priority_of(_PRIO_PROCESS)),
-    ("ioprio_set", _priority_of(_IOPRIO_WHO_PROCESS)),
-    ("personality", _personality),
-    ("prctl", _prctl),
-)
+def _seccomp(nested: bool) -> Rule:
+    def rule(program: Assembler) -> None:
+        program.load(_argument(0))
+        # Told as by a kernel without filters, which programs go on with.
+        program.jump(EQUAL, _SECCOMP_SET_MODE_FILTER, ALLOW if nested else fail(errno.EINVAL), ALLOW)
+
+    return rule
 
 
-def build_filter(machine: str) -> bytes:
-    """The filter for ``machine`` (as ``uname -m`` names it), ready for PR_SET_SECCOMP."""
+def _fcntl(program: Assembler) -> None:
+    program.load(_argument(1))
+    _any_of(program, _REFUSED_FCNTLS, fail(errno.EINVAL), ALLOW)
+
+
+def _fadvise(program: Assembler) -> None:
+    # Would drop pages of the machine's files that others use.
+    program.load(_argument(3))
+    program.jump(EQUAL, _POSIX_FADV_DONTNEED, fail(0), ALLOW)
+
+
+def _flagged_io(program: Assembler) -> None:
+    # Would tell which pages of the machine's files are in memory, or put some out.
+    program.load(_argument(5))
+    program.jump(ANY_BIT, _RWF_NOWAIT | _RWF_DONTCACHE, fail(errno.EOPNOTSUPP), ALLOW)
+
+
+def _setsockopt(program: Assembler) -> None:
+    absent, refused, no_device = fail(errno.ENOPROTOOPT), fail(errno.EPERM), fail(errno.ENODEV)
+    program.load(_argument(1))
+    for level in (_SOL_SOCKET, _SOL_TCP, _SOL_IP, _SOL_IPV6, _SOL_UDP):
+        program.jump(EQUAL, level, f"options of level {level}")
+    program.jump(EQUAL, _SOL_ICMPV6, ALLOW, absent)
+    program.label(f"options of level {_SOL_SOCKET}")
+    program.load(_argument(2))
+    for option in _ATTACHING:
+        program.jump(EQUAL, option, refused)
+    # As on a machine that allows no larger one; connections that nobody has accepted would have it too, uncounted.
+    program.jump(EQUAL, _SO_RCVBUF, fail(0))
+    program.jump(AT_LEAST, _LAST_OF_SOCKETS + 1, absent, ALLOW)
+    program.label(f"options of level {_SOL_TCP}")
+    program.load(_argument(2))
+    program.jump(EQUAL, _TCP_ULP, absent, ALLOW)
+    program.label(f"options of level {_SOL_UDP}")
+    program.load(_argument(2))
+    program.jump(EQUAL, _UDP_ENCAP, absent, ALLOW)
+    program.label(f"options of level {_SOL_IP}")
+    program.load(_argument(2))
+    for option in _IP_MEMBERSHIPS:
+        program.jump(EQUAL, option, no_device)
+    program.jump(AT_LEAST, _XT_SET_REPLACE, refused)
+    program.jump(AT_LEAST, _LAST_MCAST + 1, ALLOW)
+    program.jump(AT_LEAST, _FIRST_MCAST, no_device, ALLOW)
+    program.label(f"options of level {_SOL_IPV6}")
+    program.load(_argument(2))
+    for option in _IPV6_MEMBERSHIPS:
+        program.jump(EQUAL, option, no_device)
+    program.jump(EQUAL, _IPV6_FLOWLABEL_MGR, refused)
+    program.jump(EQUAL, _XT_SET_REPLACE, refused)
+    program.jump(AT_LEAST, _LAST_MCAST + 1, ALLOW)
+    program.jump(AT_LEAST, _FIRST_MCAST, no_device, ALLOW)
+
+
+def _any_of(program: Assembler, values: tuple[int, ...], then: int, otherwise: int) -> None:
+    for value in values[:-1]:
+        program.jump(EQUAL, value, then)
+    program.jump(EQUAL, values[-1], then, otherwise)
+
+
+def rules(nested: bool) -> tuple[tuple[str, Rule], ...]:
+    """Calls whose answer depends on their arguments; ``nested`` says that programs may load filters of their own."""
+    return (
+        ("clone", _clone),
+        ("socket socketpair", _socket),
+        ("setsockopt", _setsockopt),
+        ("ioctl", _ioctl),
+        ("fcntl", _fcntl),
+        ("fadvise64", _fadvise),
+        ("preadv2 pwritev2", _flagged_io),
+        ("sched_setaffinity sched_setscheduler sched_setparam sched_setattr", _on_itself),
+        ("setrlimit", _setrlimit),
+        ("prlimit64", _prlimit),
+        ("setpriority", _priority_of(_PRIO_PROCESS)),
+        ("ioprio_set", _priority_of(_IOPRIO_WHO_PROCESS)),
+        ("personality", _personality),
+        ("prctl", _prctl(nested)),
+        ("seccomp", _seccomp(nested)),
+    )
+
+
+def build_filter(machine: str, nested: bool = False) -> bytes:
+    """The filter for ``machine`` (as ``uname -m`` names it), ready for PR_SET_SECCOMP.
+
+    ``nested`` lets programs load filters of their own.
+    """
     if machine not in _AUDIT_ARCH:
         raise ValueError(f"no system call table for {machine}")
     program = Assembler()
     program.load(_ARCHITECTURE)
     program.jump(EQUAL, _AUDIT_ARCH[machine], None, KILL)
     program.load(_NUMBER)
-    ranges = _ranges(machine)
+    by_argument = rules(nested)
+    ranges = _ranges(machine, [names for names, _ in by_argument])
     _decide(program, ranges, 0, len(ranges))
-    for names, rule in _RULES:
+    for names, rule in by_argument:
         program.label(names)
         rule(program)
     return program.assemble()
 
 
-def _ranges(machine: str) -> list[tuple[int, Target]]:
-    """Each first number from which on another answer holds, with that answer."""
+def _ranges(machine: str, by_argument: list[str]) -> list[tuple[int, Target]]:
+    """Each first number from which on another answer holds, with that answer; for some, where a rule begins."""
     numbers = syscall_numbers(machine)
     answers: dict[int, Target] = dict.fromkeys(numbers.values(), fail(errno.EPERM))
     groups: list[tuple[str, Target]] = [
@@ -224,7 +353,7 @@ def _ranges(machine: str) -> list[tuple[int, Target]]:
         (_ABSENT, fail(errno.ENOSYS)),
         (_NOTHING_TO_DO, fail(0)),
     ]
-    groups += [(names, names) for names, _ in _RULES]
+    groups += [(names, names) for names in by_argument]
     for names, answer in groups:
         for name in names.split():
             if name in numbers:

@@ -52,7 +52,8 @@ class Single:
         self.setup = setup
         self._env = {name.encode(): value.encode() for name, value in message["env"]}
         rlimits = {name: child.rlimit(name, value, value) for name, value in message["rlimits"]}
-        self.set_up = [*_changing_user(two_ids), *_bounding(), *shaping, *_becoming_plain(rlimits), *_confining()]
+        self.set_up = [*_changing_user(two_ids), *_bounding(), *shaping, *_becoming_plain(rlimits)]
+        self.set_up += _confining(message["nested_filters"])
         """Done in every hull, by the process that becomes the program."""
         if self._env != setup.environment:
             self.set_up.append(("set the environment", child.replace_environment, (self._env,)))
@@ -249,7 +250,7 @@ def reserve() -> None:
     """Take these numbers before anything else can, for good: nothing that a box is given will have one of them."""
     global _control
     ends = [end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)]
-    while os.dup(ends[0]) <= _WORKSPACE:
+    while os.dup(ends[0]) <= steps.DEVICES:
         pass
     # What it stands for here is never used.
     _control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, _CONTROL)
@@ -265,8 +266,13 @@ def _entering(order: BoxOrder, hull: Hull) -> list[Prepared]:
         # Not for a program that is executed.
         ("take the control socket", os.dup2, (control, _CONTROL, False)),
         ("take the hull", os.dup2, (hull.pidfd, _HULL, False)),
+        *_taking_devices(order),
         ("enter the hull", sys_.call_setns, (_HULL, JOINABLE)),
     ]
+
+
+def _taking_devices(order: BoxOrder) -> list[Prepared]:
+    return [] if order.devices is None else [("take the devices", os.dup2, (order.devices, steps.DEVICES, False))]
 
 
 def _announcing(order: BoxOrder) -> list[Prepared]:
@@ -300,16 +306,17 @@ def _becoming_plain(rlimits: dict[str, tuple[int, int, int]]) -> list[Prepared]:
     return [
         ("lead a session", os.setsid, ()),
         *[(f"limit {name}", resource.setrlimit, (number, bounds)) for name, (number, *bounds) in rlimits.items()],
+        ("limit core", resource.setrlimit, confine.NO_CORE),
         ("go to the workspace", os.chdir, ("/workspace",)),
     ]
 
 
-def _confining() -> list[Prepared]:
+def _confining(nested_filters: bool) -> list[Prepared]:
     """No power; no descriptor but the streams and what it still has to tell with, of which the workspace's is the
     last to get a number."""
     return [
         *[("give up the capabilities", call, arguments) for call, arguments in confine.CONFINE],
-        *[("load the system call filter", call, arguments) for call, arguments in confine.LOAD_FILTER],
+        *[("load the system call filter", *call) for call in confine.load_filter_calls(nested_filters)],
         ("close all else", os.closerange, (_WORKSPACE, child.HIGHEST_DESCRIPTOR)),
         ("open the workspace", os.open, ("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)),
     ]

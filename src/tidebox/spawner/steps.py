@@ -10,6 +10,7 @@ import _socket
 import errno
 import fcntl
 import os
+import stat
 
 from tidebox.spawner import syscalls as sys_
 
@@ -22,9 +23,14 @@ if TYPE_CHECKING:
     # A label for errors, what to call, and with what.
     Prepared = tuple[str, Callable[..., Any], tuple[Any, ...]]
 
+# Where a process that becomes a box has the mount of its devices, if it is given one.
+DEVICES = 6
+
 _SIOCGIFFLAGS = 0x8913
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
+# Of a directory: to list it, and to reach what is in it.
+_READ_BY_ALL = stat.S_IROTH | stat.S_IXOTH
 
 _ATTRIBUTES = {
     "ro": (sys_.MS_RDONLY, sys_.MOUNT_ATTR_RDONLY),
@@ -99,20 +105,12 @@ def _stage() -> None:
 
 
 def _root_tmpfs() -> None:
-    sys_.mount("tmpfs", "/new", "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "mode=0755,size=16m")
-
-
-def _root_bind(source: str) -> None:
-    sys_.mount("/old" + source, "/new", None, sys_.MS_BIND)
-    _restrict("/new", ["ro", "nosuid", "nodev"])
+    sys_.mount("tmpfs", "/new", "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "mode=0755,size=64m")
 
 
 def _enter() -> None:
     """Make /new the root and let go of the machine's file systems."""
-    os.chdir("/new")
-    sys_.pivot_root(".", ".")
-    sys_.unmount(".", sys_.MNT_DETACH)
-    os.chdir("/")
+    _pivot("/new")
 
 
 def _mkdir(path: str, mode: int) -> None:
@@ -129,14 +127,38 @@ def _file(path: str, content: bytes) -> None:
         file.write(content)
 
 
+def _copy(source: str, target: str) -> None:
+    """Copy a file or a directory of the machine, with links as they are.
+
+    What not everybody may read is left out: root can read it here, and a copy could be read in every box.
+    """
+    mode = os.lstat(source).st_mode
+    if stat.S_ISLNK(mode):
+        os.symlink(os.readlink(source), target)
+    elif stat.S_ISDIR(mode) and mode & _READ_BY_ALL == _READ_BY_ALL:
+        os.makedirs(target, 0o755, exist_ok=True)
+        for name in os.listdir(source):
+            _copy(f"{source}/{name}", f"{target}/{name}")
+    elif stat.S_ISREG(mode) and mode & stat.S_IROTH:
+        with open(source, "rb") as file:
+            content = file.read()
+        _file(target, content)
+
+
 def _bind(source: str, target: str, attributes: list[str]) -> None:
-    """Bind a directory or file of the machine; its target is made."""
+    """Bind a directory or file of the machine, without what is mounted in it if that can be; its target is made."""
     if os.path.isdir(source):
         os.makedirs(target, 0o755, exist_ok=True)
     else:
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-    sys_.mount(source, target, None, sys_.MS_BIND | sys_.MS_REC)
+    try:
+        sys_.mount(source, target, None, sys_.MS_BIND)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # Without root nobody may look below a mount.
+        sys_.mount(source, target, None, sys_.MS_BIND | sys_.MS_REC)
     if attributes:
         _restrict(target, attributes)
 
@@ -166,6 +188,38 @@ def _read_only_root() -> None:
     sys_.mount(None, "/", None, sys_.MS_REMOUNT | sys_.MS_BIND | sys_.MS_RDONLY | sys_.MS_NOSUID | sys_.MS_NODEV)
 
 
+def _pivot(path: str) -> None:
+    """Make ``path`` the root, and let go of what was."""
+    os.chdir(path)
+    sys_.pivot_root(".", ".")
+    sys_.unmount(".", sys_.MNT_DETACH)
+    os.chdir("/")
+
+
+def _chroot(path: str) -> None:
+    """Make ``path`` the root of this process and all that come from it."""
+    os.chroot(path)
+    os.chdir("/")
+
+
+def _attach_devices(path: str) -> None:
+    sys_.move_mount(DEVICES, path)
+
+
+def _overlay(path: str, layers: list[str]) -> list[Mount]:
+    """Another file system with the same files: read-only, for there is nowhere to write to."""
+    flags = sys_.MS_RDONLY | sys_.MS_NOSUID | sys_.MS_NODEV
+    return [("overlay", path, "overlay", flags, f"lowerdir={':'.join(map(_escape, layers))},userxattr")]
+
+
+def _escape(path: str) -> str:
+    return "".join("\\" + letter if letter in "\\:," else letter for letter in path)
+
+
+def _bind_tree(source: str, path: str) -> list[Mount]:
+    return [(source, path, None, sys_.MS_BIND | sys_.MS_REC, None)]
+
+
 def _tmpfs(path: str, attributes: list[str], options: str) -> list[Mount]:
     return [("tmpfs", path, "tmpfs", _flags(attributes), options)]
 
@@ -179,9 +233,10 @@ def _read_only(path: str) -> list[Mount]:
     return [(None, path, None, sys_.MS_REMOUNT | sys_.MS_BIND | flags, None)]
 
 
-def _devpts(path: str) -> list[Mount]:
+def _devpts(path: str, most: int) -> list[Mount]:
     # No gid=: the tty group is not mapped here, and the kernel refuses an id that is not.
-    return [("devpts", path, "devpts", sys_.MS_NOSUID | sys_.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")]
+    options = f"newinstance,ptmxmode=0666,mode=0620,max={most}"
+    return [("devpts", path, "devpts", sys_.MS_NOSUID | sys_.MS_NOEXEC, options)]
 
 
 def _cover(source: str, paths: list[str]) -> list[Mount]:
@@ -195,6 +250,14 @@ def _write(path: str, value: str) -> None:
         os.write(fd, value.encode())
     finally:
         os.close(fd)
+
+
+def _write_if_shown(path: str, value: str) -> None:
+    """The same where the kernel lets this user see the setting at all."""
+    try:
+        _write(path, value)
+    except FileNotFoundError:
+        pass
 
 
 def _loopback() -> None:
@@ -217,15 +280,18 @@ _STEPS: dict[str, Callable[..., None]] = {
     "private": _private,
     "stage": _stage,
     "root_tmpfs": _root_tmpfs,
-    "root_bind": _root_bind,
     "enter": _enter,
     "mkdir": _mkdir,
     "symlink": _symlink,
     "file": _file,
+    "copy": _copy,
     "bind": _bind,
+    "chroot": _chroot,
+    "attach_devices": _attach_devices,
     "restrict": _restrict,
     "read_only_root": _read_only_root,
     "write": _write,
+    "write_if_shown": _write_if_shown,
     "loopback": _loopback,
     "hostname": sys_.set_hostname,
     "cgroup_namespace": _cgroup_namespace,
@@ -233,6 +299,8 @@ _STEPS: dict[str, Callable[..., None]] = {
 
 # Steps that are nothing but mounts.
 _MOUNTS: dict[str, Callable[..., list[Mount]]] = {
+    "overlay": _overlay,
+    "bind_tree": _bind_tree,
     "tmpfs": _tmpfs,
     "proc": _proc,
     "read_only": _read_only,

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import _socket
+import errno
+import fcntl
 import gc
 import os
 import resource
 import select
 import sys
+from struct import pack
 
 from tidebox.agent.child import HIGHEST_DESCRIPTOR
 from tidebox.spawner import channel, ids, single, steps, warm
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
 
     MakeAgent = Callable[[Setup, dict[str, Any]], Agent]
 
+_FIRST_DESCRIPTOR = 16
+# How long a template may take to stand, or to take an order; and to die.
+_ANSWER_SECONDS = 10
+_DEATH_SECONDS = 2.0
 _OUTER = sys_.CLONE_NEWNS | sys_.CLONE_NEWPID | sys_.CLONE_NEWNET | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
 
 
@@ -38,6 +45,8 @@ class Template:
     """The spawner's handle of a template process."""
 
     def __init__(self, pid: int, pidfd: int, sock: _socket.socket) -> None:
+        self.overlay_errno = 0
+        """Why its boxes cannot have files of their own; 0 if they can."""
         self.pid = pid
         self.pidfd = pidfd
         self.sock = sock
@@ -49,21 +58,30 @@ class Template:
             os.kill(self.pid, 9)
         except ProcessLookupError:
             pass
-        os.waitpid(self.pid, 0)
+        # What is stuck in the kernel is left to whoever collects the children of a dead spawner.
+        if select.select([self.pidfd], [], [], _DEATH_SECONDS)[0]:
+            os.waitpid(self.pid, 0)
         os.close(self.pidfd)
 
 
-def start(plan: list[list[Any]], uid_base: int | None, agent: bool, adopt: Callable[[int], None]) -> Template:
+def start(
+    plan: list[list[Any]], overlays: list[list[Any]], uid_base: int | None, agent: bool, adopt: Callable[[int], None]
+) -> Template:
     """Fork a template that executes ``plan``, whose boxes have an ``agent`` or are for single programs.
+
+    ``overlays`` are steps of its boxes that this machine may not allow, which the template tries.
 
     ``uid_base`` is the first uid of its block, None without root; ``adopt`` is told its pid before it does anything.
     """
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    # Nobody else is served while the spawner waits for one template.
+    for option in (_socket.SO_RCVTIMEO, _socket.SO_SNDTIMEO):
+        ours.setsockopt(_socket.SOL_SOCKET, option, pack("ll", _ANSWER_SECONDS, 0))
     flags = _OUTER if uid_base is not None else _OUTER | sys_.CLONE_NEWUSER
     pid, pidfd = sys_.clone(flags)
     if pid == 0:
         ours.close()
-        _main(theirs, plan, uid_base, agent)
+        _main(theirs, plan, overlays, uid_base, agent)
     theirs.close()
     template = Template(pid, pidfd, ours)
     try:
@@ -86,30 +104,42 @@ def _map(pid: int, user_ids: str, group_ids: str, deny_setgroups: bool) -> None:
 
 
 def _await_ready(template: Template) -> None:
-    received = channel.receive(template.sock)
+    try:
+        received = channel.receive(template.sock)
+    except BlockingIOError:
+        stuck = OSError(errno.ETIMEDOUT, f"did not stand within {_ANSWER_SECONDS} s")
+        raise steps.StepFailed("set up the template", stuck) from None
     if received is None:
         raise steps.StepFailed("template", OSError(0, "died while it was set up"))
     message = received[0]
     if "failed" in message:
         raise steps.StepFailed(str(message["failed"]), OSError(int(message["errno"]), str(message["text"])))
+    template.overlay_errno = int(message["overlay_errno"])
 
 
-def _main(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None, agent: bool) -> NoReturn:
+def _main(
+    sock: _socket.socket, plan: list[list[Any]], overlays: list[list[Any]], uid_base: int | None, agent: bool
+) -> NoReturn:
     status = 1
     complaints = 2
     try:
+        # Out of the way of the numbers that boxes give a meaning.
+        sock = _socket.socket(fileno=fcntl.fcntl(sock.detach(), fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR))
         make_agent = _load_agent() if agent else None
         _build(sock, plan, uid_base)
+        overlay_errno = _try_overlays(overlays)
         complaints = _stand_like_an_init()
         gc.collect()
         gc.freeze()
         gc.disable()
         _bequeath_code()
-        channel.send(sock, {"ready": True})
+        channel.send(sock, {"ready": True, "overlay_errno": overlay_errno})
         _serve(sock, uid_base is not None, make_agent)
         status = 0
     except steps.StepFailed as error:
         channel.send(sock, error.told())
+    except ConnectionError:
+        pass  # the spawner is dead
     except BaseException as error:
         os.dup2(complaints, 2)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -145,11 +175,30 @@ def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) ->
     warm.stand_by()
 
 
+def _try_overlays(plan: list[list[Any]]) -> int:
+    """0, or why not all of these mounts, one in another, can be made here.
+
+    Before Linux 5.11; on file systems stacked too high; without root, over what something else is mounted in.
+    """
+    made = 0
+    try:
+        for step in plan:
+            steps.execute([step])
+            made += 1
+    except steps.StepFailed as error:
+        return error.errno
+    finally:
+        if made:
+            sys_.unmount(plan[0][1])
+    return 0
+
+
 def _descend(sock: _socket.socket, uid_base: int) -> None:
     """Go on in a child that has no power on the machine, but all over its own namespaces; this process dies with it."""
     gate, gate_write = os.pipe()
     try:
-        pid, _ = sys_.clone(sys_.CLONE_NEWUSER | sys_.CLONE_NEWPID | sys_.CLONE_NEWNS)
+        # What is counted by user is counted for the maker of a user namespace too: not for the machine's root.
+        pid, _ = sys_.clone_as(uid_base, sys_.CLONE_NEWUSER | sys_.CLONE_NEWPID | sys_.CLONE_NEWNS)
     except OSError as error:
         raise steps.StepFailed("user namespace", error) from error
     if pid:

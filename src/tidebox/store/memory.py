@@ -10,7 +10,7 @@ from tidebox.errors import Forbidden, NotFound
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim, settle
 from tidebox.model.listing import RunPage, RunQuery, searched
-from tidebox.model.run import UNFINISHED, Phase, Run, Transition, advanced
+from tidebox.model.run import STARTABLE, UNFINISHED, Phase, Run, Transition, advanced
 from tidebox.model.sandbox import Binding, SandboxState
 from tidebox.model.session import Session, SessionState
 from tidebox.model.summary import Summary, Totals
@@ -25,8 +25,6 @@ from tidebox.store.base import (
     Store,
     fitting,
 )
-
-_STARTABLE = frozenset({Phase.QUEUED, Phase.STARTING})
 
 
 class MemoryStore(Store):
@@ -105,7 +103,7 @@ class MemoryStore(Store):
         if following is None:
             return None
         self._runs[run_id] = following
-        if following.phase not in _STARTABLE:
+        if following.phase not in STARTABLE:
             self._work.pop(run_id, None)
         if following.phase.terminal:
             self._unfinished.remove(run_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 import time
 from typing import Any
 
@@ -85,6 +86,41 @@ def test_a_character_at_the_bound_does_not_make_it_base64(http: httpx2.Client) -
     assert (found["stdout"], found["encoding"], found["truncated"]) == ("a", "utf8", True)
 
 
+@pytest.mark.parametrize("script", ["printf 'a\\n\\001é' ; printf 'x' >&2", "printf 'ab\\377cd'; printf 'e' >&2"])
+def test_what_was_written_in_many_pieces_is_one_text(http: httpx2.Client, script: str) -> None:
+    once = run(http, ["sh", "-c", script])
+    many = run(http, ["sh", "-c", f"for i in $(seq 300); do {script}; done"])
+    assert many["encoding"] == once["encoding"]
+    for stream in ("stdout", "stderr"):
+        if once["encoding"] == "utf8":
+            assert many[stream] == once[stream] * 300
+        else:
+            assert base64.b64decode(many[stream]) == base64.b64decode(once[stream]) * 300
+
+
+def test_much_output_holds_up_nobody_while_it_is_answered(plane: Plane, token: str, http: httpx2.Client) -> None:
+    """Each byte of it takes six in JSON: to write that down at once takes seconds."""
+    size = 24 * 1024 * 1024
+    script = f"head -c {size} /dev/zero"
+    answers: list[httpx2.Response] = []
+
+    def ask() -> None:
+        with plane.client(token) as other:
+            answers.append(other.post("/v1/exec", json={"command": script, "max_output_bytes": size}, timeout=120))
+
+    waits = []
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while thread.is_alive():
+        started = time.monotonic()
+        assert http.get("/v1/files/stat", params={"path": "/workspace"}).status_code == 200
+        waits.append(time.monotonic() - started)
+        time.sleep(0.005)
+    thread.join()
+    assert len(answers[0].content) > 6 * size
+    assert max(waits) < 0.5
+
+
 def test_a_signal_that_ends_it_is_named(http: httpx2.Client) -> None:
     found = run(http, ["sh", "-c", "kill -TERM $$"])
     assert (found["exit_code"], found["signal"]) == (None, "TERM")
@@ -122,13 +158,33 @@ def test_what_cannot_be_started_is_said(http: httpx2.Client) -> None:
         b'{"command": "true", "timeout_ms": 99999999999}',
         b'{"command": "true", "max_output_bytes": -1}',
         b'{"command": "\\ud800"}',
-        b"[" * 100_000,
+        b"[" * 9_000,
     ],
 )
 def test_what_is_no_request_is_refused(http: httpx2.Client, body: bytes) -> None:
     answer = http.post("/v1/exec", content=body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["code"] in ("INVALID_REQUEST", "LIMIT_OUT_OF_RANGE")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"command": [' + b'"",' * 100_000 + b'""]}',
+        b'{"command": "true", "env": {' + b'"a":"",' * 100_000 + b'"b":""}}',
+        b"[" * 100_000,
+        b'{"command": ["cat"], "stdin": "' + b"x" * 4 * 1024 * 1024 + b'"}',
+    ],
+)
+def test_what_takes_long_to_read_is_refused_unread(http: httpx2.Client, body: bytes) -> None:
+    answer = http.post("/v1/exec", content=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
+
+
+@pytest.mark.parametrize("words", [["x" * 131_072], ["x" * 65_536] * 17])
+def test_a_command_that_the_kernel_would_not_take(http: httpx2.Client, words: list[str]) -> None:
+    answer = http.post("/v1/exec", json={"command": ["true", *words]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_REQUEST")
 
 
 def test_the_same_below_the_name_of_the_sandbox(http: httpx2.Client, sandbox: Sandbox) -> None:
@@ -172,3 +228,9 @@ def test_methods_and_paths(http: httpx2.Client) -> None:
     assert answer.headers["allow"] == "POST"
     assert http.get("/v1/exec/ws").status_code == 426
     assert http.get("/v1/files/nothing").json()["error"]["code"] == "NOT_FOUND"
+
+
+@pytest.mark.parametrize("path", ["/v1/exec", "/v1/files/move", "/v1/files/mkdir"])
+def test_a_body_that_is_no_text_is_refused(http: httpx2.Client, path: str) -> None:
+    answer = http.post(path, content=b'{"command": "\xff\xfe", "path": "\xff"}')
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_REQUEST")

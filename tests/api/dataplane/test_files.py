@@ -390,3 +390,24 @@ def test_what_was_done_is_in_the_audit_log(plane: Plane, http: httpx2.Client, sa
         assert part in uploaded
     assert "Bearer" not in lines
     assert "token-" not in lines
+
+
+@pytest.mark.parametrize("through", ["/proc/self/fd", "/proc/1/fd", "planted"])
+def test_what_the_agent_has_open_is_out_of_reach(http: httpx2.Client, there: str, through: str) -> None:
+    """Among it are control groups of the machine."""
+    if through == "planted":
+        through = f"{there}/link"
+        line = {"command": ["ln", "-s", "/proc/self/fd", through]}
+        assert http.post("/v1/exec", json=line).json()["exit_code"] == 0
+    reached = []
+    for number in range(64):
+        for path in (f"{through}/{number}", f"{through}/{number}/.", f"{through}/{number}/cgroup.procs"):
+            for operation in ("list", "stat", "download"):
+                answer = http.get(f"/v1/files/{operation}", params={"path": path})
+                # The link itself may be seen; nothing that it leads to.
+                if answer.status_code == 200 and not (operation == "stat" and answer.json()["type"] == "symlink"):
+                    reached.append((operation, path))
+        made = http.post("/v1/files/mkdir", json={"path": f"{through}/{number}/made"})
+        if made.status_code == 201:
+            reached.append(("mkdir", f"{through}/{number}/made"))
+    assert reached == []

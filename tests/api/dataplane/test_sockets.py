@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from tests.api.dataplane.plane import Plane, Socket
 from tidebox.api.dataplane import connections, processes, sockets
 from tidebox.broker.sandboxes import Sandbox
+from tidebox.model.limits import MIB
 from tidebox.model.sandbox import Capability
 
 EXEC = "/v1/exec/ws"
@@ -73,6 +74,17 @@ def test_a_token_in_the_first_frame(plane: Plane, token: str, sandbox: Sandbox) 
         assert answer["expires_at"].endswith("Z")
         socket.send("start", command=["true"])
         assert socket.until("exit")[-1]["exit_code"] == 0
+
+
+def test_much_may_follow_the_token_at_once(plane: Plane, token: str) -> None:
+    """What a stranger may send is little; what is sent after a good token is not that of a stranger."""
+    with plane.socket(EXEC, None) as socket:
+        socket.send("auth", token=token)
+        socket.send("start", command=["wc", "-c"], stdin=True)
+        socket.send("stdin", data="x" * 1_000_000)
+        socket.send("stdin", data="x" * 1_000_000, eof=True)
+        socket.expect("auth_ok")
+        assert output(socket.until("exit")).strip() == b"2000000"
 
 
 @pytest.mark.parametrize(
@@ -146,6 +158,27 @@ def test_input_and_its_end(plane: Plane, token: str) -> None:
 def test_without_input_a_program_reads_its_end(plane: Plane, token: str) -> None:
     with plane.socket(EXEC, token) as socket:
         socket.send("start", command=["cat"])
+        assert socket.until("exit")[-1]["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        ({"command": [""] * 100_000}, "PAYLOAD_TOO_LARGE"),
+        ({"command": ["true"], "env": {str(number): "" for number in range(100_000)}}, "PAYLOAD_TOO_LARGE"),
+        ({"command": "x" * 7 * MIB}, "INVALID_REQUEST"),
+        ({"command": ["true", "x" * 131_072]}, "INVALID_REQUEST"),
+        ({"command": ["true", *["x" * 65_536] * 17]}, "INVALID_REQUEST"),
+        ({"command": 5}, "INVALID_REQUEST"),
+        ({"command": ["true"], "env": {"A": 5}}, "INVALID_REQUEST"),
+    ],
+    ids=["words", "variables", "long", "word", "in all", "number", "value"],
+)
+def test_a_start_that_is_too_much_is_refused(plane: Plane, token: str, frame: dict[str, Any], code: str) -> None:
+    with plane.socket(EXEC, token) as socket:
+        socket.send("start", **frame)
+        assert socket.expect("error")["error"]["code"] == code
+        socket.send("start", command=["true"])
         assert socket.until("exit")[-1]["exit_code"] == 0
 
 

@@ -200,7 +200,7 @@ def test_limits_hold_in_the_box(ada: Service) -> None:
     code = "import resource as r; print(r.getrlimit(r.RLIMIT_NOFILE), r.getrlimit(r.RLIMIT_CORE))"
     run_id = ada.start(["python", "-c", code])
     ada.wait(run_id)
-    assert ada.log(run_id) == "(1024, 1024) (0, 0)\n"
+    assert ada.log(run_id) == "(1024, 1024) (1, 1)\n"
 
 
 @pytest.mark.parametrize("place", ["/workspace", "/tmp"])

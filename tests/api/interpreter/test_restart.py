@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import random
@@ -245,3 +246,30 @@ def parent_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/status").read_text().partition("PPid:\t")[2].split()[0])
     except OSError:
         return 0
+
+
+def test_neither_code_nor_variables_of_a_run_are_left_on_the_disk(
+    start_server: StartServer, streams_of: StreamsOf
+) -> None:
+    server = start_server(rate_limit="off", max_concurrent_runs="1")
+    client = streams_of(server)
+    words = {"code": "its-secret-code", "env": "its-secret-variable", "file": "its-secret-file"}
+    content = base64.b64encode(f"# {words['file']}".encode()).decode()
+    body = {"env": {"TOKEN": words["env"]}, "files": [{"path": "f", "content_b64": content}]}
+
+    def left() -> list[tuple[str, str]]:
+        files = [path for path in server.data_dir.rglob("*") if path.is_file()]
+        return [
+            (path.name, name) for path in files for name, word in words.items() if word.encode() in path.read_bytes()
+        ]
+
+    blocker = client.start(["sleep", "60"])
+    waiting = client.start(["sh", "-c", f": {words['code']}"], **body)
+    assert {name for name, _ in left()} == {waiting}
+    client.post(f"/runs/{blocker}/cancel")
+    assert client.wait(waiting)["phase"] == "completed"
+    assert left() == []
+    running = client.start(["sh", "-c", f": {words['code']}; sleep 60"], **body)
+    client.wait(running, "running")
+    kill(server)
+    assert left() == []

@@ -311,6 +311,33 @@ def test_one_user_does_not_take_everything(start_server: Callable[..., RunningSe
         assert ada.wait(second.json()["id"])["phase"] == "completed"
 
 
+def test_one_slot_is_always_left_for_another_user(start_server: Callable[..., RunningServer]) -> None:
+    """Without a setting of its own."""
+    from tests.api.interpreter.service import JWT_SECRET
+
+    server = start_server(
+        max_concurrent_runs="3", queue_max_length="4", auth_jwt_secret=JWT_SECRET, rate_limit="off", pool_python="1"
+    )
+    with Service.of(server, "ada") as ada, Service.of(server, "bob") as bob:
+        phases = [ada.submit(["sleep", "60"]).json()["phase"] for _ in range(4)]
+        assert phases == ["starting", "starting", "queued", "queued"]
+        refusal = ada.submit()
+        assert (refusal.status_code, refusal.json()["error"]["details"]["scope"]) == (429, "user")
+        assert bob.run()["phase"] == "completed"
+        shown = bob.get("/runtimes").json()["runtimes"][0]
+        assert (shown["max_concurrent_runs"], shown["max_concurrent_runs_per_user"]) == (3, 2)
+        assert (shown["queue_max_length"], shown["queue_max_length_per_user"]) == (4, 2)
+
+
+def test_a_single_user_may_take_every_slot(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(max_concurrent_runs="2", queue_max_length="2", rate_limit="off", pool_python="1")
+    with Service.of(server) as client:
+        phases = [client.submit(["sleep", "60"]).json()["phase"] for _ in range(4)]
+        assert phases == ["starting", "starting", "queued", "queued"]
+        shown = client.get("/runtimes").json()["runtimes"][0]
+        assert (shown["max_concurrent_runs_per_user"], shown["queue_max_length_per_user"]) == (2, 2)
+
+
 def test_phases_only_change_along_the_table(ada: Service) -> None:
     run_id = ada.start(["sh", "-c", "sleep 0.2"])
     seen = [Phase(ada.shown(run_id)["phase"])]

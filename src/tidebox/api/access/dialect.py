@@ -24,6 +24,7 @@ _UNAVAILABLE = frozenset(
         "guarantee_missing",
         "provider_unavailable",
         "provision_failed",
+        "startup_timeout",
         "box_gone",
         "store_unavailable",
         "audit_unavailable",

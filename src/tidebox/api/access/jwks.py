@@ -10,8 +10,9 @@ from starlette.responses import Response
 from tidebox.api.access import schemas
 from tidebox.api.access.common import audited
 from tidebox.api.interpreter.common import AdminDep, ServicesDep, answer, errors
+from tidebox.api.routes import DocumentRoute
 
-router = APIRouter(tags=["access"])
+router = APIRouter(tags=["access"], route_class=DocumentRoute)
 
 
 @router.get(

@@ -9,6 +9,7 @@ from tidebox.api.access import schemas
 from tidebox.api.access.common import STARTING, audited, grant_shown
 from tidebox.api.asgi import context_of, header
 from tidebox.api.interpreter.common import CallerDep, ServicesDep, answer, errors
+from tidebox.api.routes import DocumentRoute
 from tidebox.api.services import Services
 from tidebox.broker.held import Ask, Mode
 from tidebox.errors import InvalidRequest, Unauthorized
@@ -16,7 +17,7 @@ from tidebox.model.ids import new_id
 from tidebox.model.principal import Caller
 from tidebox.model.sandbox import Grant, Scope, ScopeType, token_scopes
 
-router = APIRouter(prefix="/sandbox", tags=["negotiation"])
+router = APIRouter(prefix="/sandbox", tags=["negotiation"], route_class=DocumentRoute)
 
 
 @router.post(

@@ -12,13 +12,14 @@ from tidebox.api.access.common import GONE, STARTING, audited, binding_shown, sh
 from tidebox.api.access.dialect import binding_words
 from tidebox.api.asgi import context_of
 from tidebox.api.interpreter.common import CallerDep, IdempotencyKey, ServicesDep, answer, claim_of, errors
+from tidebox.api.routes import DocumentRoute
 from tidebox.broker.held import Ask, Mode
 from tidebox.model.sandbox import Capability, Scope, ScopeType
 
 PREFIX = "/v1/sandbox"
 ENDPOINT = "sandbox/sessions"
 
-router = APIRouter(prefix=PREFIX, tags=["access"])
+router = APIRouter(prefix=PREFIX, tags=["access"], route_class=DocumentRoute)
 
 BindingId = Annotated[str, Path(min_length=1, max_length=128, description="The binding, which is the session.")]
 

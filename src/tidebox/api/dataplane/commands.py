@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tidebox.errors import InvalidRequest
-from tidebox.model.limits import KIB
+from tidebox.model.words import check_words
 from tidebox.runtime.base import WORKSPACE, Command
 
 MAX_ARGUMENTS = 4096
-# Of all arguments and variables together: the kernel takes more, but not much more in one of them.
-MAX_WORDS_BYTES = 1024 * KIB
-MAX_WORD_BYTES = 128 * KIB - 1
 MAX_PATH_BYTES = 4096
 DEFAULT_TERMINAL = (24, 80)
 _SHELL = "/bin/sh"
@@ -45,10 +42,12 @@ def make_command(
             raise InvalidRequest("env: a name is not empty and has no '='", field="env")
     if len(argv) > MAX_ARGUMENTS:
         raise InvalidRequest(f"command: more than {MAX_ARGUMENTS} words", field="command")
-    sizes = [_size(word, "command") for word in argv]
-    sizes += [_size(name, "env") + _size(value, "env") for name, value in env.items()]
-    if max(sizes) > MAX_WORD_BYTES or sum(sizes) > MAX_WORDS_BYTES:
-        raise InvalidRequest("command and env are too long for the kernel", field="command")
+    for word in argv:
+        _size(word, "command")
+    for name, value in env.items():
+        _size(name, "env")
+        _size(value, "env")
+    check_words(argv, env)
     return Command(
         argv=argv,
         env={**_TERMINAL_ENV, **env} if terminal is not None else env,

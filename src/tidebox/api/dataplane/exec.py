@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import codecs
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from tidebox.api.dataplane.commands import make_command
 from tidebox.api.dataplane.processes import Piece, start
+from tidebox.api.documents import check_values
 from tidebox.broker.sandboxes import Sandbox
 from tidebox.errors import InternalError, InvalidRequest, LimitOutOfRange
 from tidebox.model.limits import MIB
@@ -34,9 +38,10 @@ _decode = msgspec.json.Decoder(ExecRequest).decode
 
 def parse(body: bytes) -> ExecRequest:
     """The request in a body; raises InvalidRequest."""
+    check_values(body)
     try:
         request = _decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not a request: {error}") from None
     if not 0 <= request.max_output_bytes <= MAX_OUTPUT_BYTES:
         raise LimitOutOfRange(
@@ -54,8 +59,8 @@ def seconds_of(timeout_ms: int | None, longest: float) -> float | None:
     return timeout_ms / 1000
 
 
-async def run(sandbox: Sandbox, request: ExecRequest, seconds: float) -> dict[str, Any]:
-    """Run a program to its end; cancelling the call kills it. Output beyond the bound is dropped, and said to be."""
+async def run(sandbox: Sandbox, request: ExecRequest, seconds: float) -> tuple[dict[str, Any], Collected]:
+    """Run a program to its end, and what it wrote; cancelling the call kills it. Output beyond the bound is dropped."""
     command = make_command(request.command, cwd=request.cwd, env=request.env)
     stdin = (request.stdin or "").encode()
     process = await start(sandbox, command, capability=Capability.EXEC)
@@ -63,7 +68,7 @@ async def run(sandbox: Sandbox, request: ExecRequest, seconds: float) -> dict[st
     try:
         process.end_after(seconds)
         process.put_input(stdin, eof=True)
-        collected = _Collected(request.max_output_bytes)
+        collected = Collected(request.max_output_bytes)
         while (pieces := await reader.read()) is not None:
             for piece in pieces:
                 collected.add(piece)
@@ -71,10 +76,10 @@ async def run(sandbox: Sandbox, request: ExecRequest, seconds: float) -> dict[st
         await process.detach(reader)
     if process.ending is None:
         raise process.error or InternalError("a program without an end")
-    return {"timed_out": False, **process.ending, **collected.rendered()}
+    return {"timed_out": False, **process.ending}, collected
 
 
-class _Collected:
+class Collected:
     """The output of a program, up to a number of bytes of both streams together."""
 
     def __init__(self, bound: int) -> None:
@@ -87,26 +92,54 @@ class _Collected:
         data = piece.data[: self._room]
         self._truncated |= len(data) < len(piece.data)
         self._room -= len(data)
-        self._streams[piece.stream].append(data)
+        if data:
+            self._streams[piece.stream].append(data)
 
-    def rendered(self) -> dict[str, Any]:
-        """Both streams as text where both are UTF-8, and otherwise both in base64."""
-        streams = {name: b"".join(parts) for name, parts in self._streams.items()}
-        fields: dict[str, Any]
-        try:
-            fields = {name: self._decoded(data) for name, data in streams.items()}
-            fields["encoding"] = "utf8"
-        except UnicodeDecodeError:
-            fields = {name: base64.b64encode(data).decode() for name, data in streams.items()}
-            fields["encoding"] = "base64"
-        fields["truncated"] = self._truncated
-        return fields
+    async def rendered(self, ending: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+        """The answer in pieces: both streams as text where both are UTF-8, and otherwise both in base64.
 
-    def _decoded(self, data: bytes) -> str:
+        Between pieces others have their turn: of a program that writes much, this takes seconds altogether.
+        """
+        as_text = True
+        for parts in self._streams.values():
+            as_text = as_text and await self._is_text(parts)
+        encoding = "utf8" if as_text else "base64"
+        yield msgspec.json.encode({**ending, "encoding": encoding, "truncated": self._truncated})[:-1]
+        for name, parts in self._streams.items():
+            yield b',"%s":"' % name.encode()
+            for piece in _as_text(parts) if as_text else _as_base64(parts):
+                yield piece
+                await asyncio.sleep(0)
+            yield b'"'
+        yield b"}"
+
+    async def _is_text(self, parts: Sequence[bytes]) -> bool:
+        decoder = _UTF8()
         try:
-            return data.decode()
-        except UnicodeDecodeError as error:
+            for part in parts:
+                decoder.decode(part)
+                await asyncio.sleep(0)
             # The bound may have cut a character in two; what is before it is still text.
-            if not self._truncated or error.reason != "unexpected end of data":
-                raise
-            return data[: error.start].decode()
+            decoder.decode(b"", final=not self._truncated)
+        except UnicodeDecodeError:
+            return False
+        return True
+
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+def _as_text(parts: Sequence[bytes]) -> Iterator[bytes]:
+    decoder = _UTF8()
+    for part in parts:
+        yield msgspec.json.encode(decoder.decode(part))[1:-1]
+
+
+def _as_base64(parts: Sequence[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for part in parts:
+        data = rest + part
+        end = len(data) - len(data) % 3
+        yield base64.b64encode(data[:end])
+        rest = data[end:]
+    yield base64.b64encode(rest)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import base64
 import binascii
 import signal
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from tidebox.api.documents import check_values
 from tidebox.api.problems import Problem
 from tidebox.errors import InvalidRequest
 from tidebox.model.events import StreamName
+from tidebox.model.words import MAX_WORDS_BYTES
 
 MAX_TERMINAL_SIDE = 0xFFFF
 MAX_OFFSET = 2**53
 _SHOWN_CHARACTERS = 128
+# Of a word in JSON each byte can be written as \u00XX.
+_MAX_WORDS_CHARACTERS = MAX_WORDS_BYTES * 6
+_T = TypeVar("_T")
 
 
 class Terminal(msgspec.Struct):
@@ -41,15 +47,20 @@ class Auth(msgspec.Struct, tag="auth"):
 class Start(msgspec.Struct, tag="start"):
     """Run a program; or, with ``process_id``, go on with one that was left running."""
 
-    command: list[str] | str | None = None
+    # Read only after they were looked at: a great many small words take long to read.
+    command: msgspec.Raw = msgspec.Raw(b"null")
     cwd: str | None = None
-    env: dict[str, str] = msgspec.field(default_factory=dict)
+    env: msgspec.Raw = msgspec.Raw(b"null")
     stdin: bool = False
     tty: Terminal | None = None
     timeout_ms: int | None = None
     on_disconnect: Literal["kill", "detach"] = "kill"
     process_id: str | None = None
     offset: int = 0
+
+    def words(self) -> tuple[list[str] | str | None, dict[str, str]]:
+        """What to run, and its variables."""
+        return _words("command", self.command, _decode_command), _words("env", self.env, _decode_env) or {}
 
 
 class Stdin(msgspec.Struct, tag="stdin"):
@@ -98,6 +109,8 @@ class Close(msgspec.Struct, tag="close"):
 Request = Auth | Start | Stdin | Resize | Signal | Ping | Close
 
 _decode = msgspec.json.Decoder(Request).decode
+_decode_command = msgspec.json.Decoder(list[str] | str | None).decode
+_decode_env = msgspec.json.Decoder(dict[str, str] | None).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -112,6 +125,16 @@ def parse(text: str | None) -> Request:
     except RecursionError:
         raise InvalidRequest("the frame is nested too deeply") from None
     return request
+
+
+def _words(field: str, given: msgspec.Raw, decode: Callable[[msgspec.Raw], _T]) -> _T:
+    if len(memoryview(given)) > _MAX_WORDS_CHARACTERS:
+        raise InvalidRequest(f"{field}: more than {MAX_WORDS_BYTES} bytes in all", field=field)
+    check_values(bytes(given))
+    try:
+        return decode(given)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{field}: {_shown(str(error))}", field=field) from None
 
 
 def _shown(text: str) -> str:

@@ -115,13 +115,14 @@ class ProgramConnection(Connection):
         return process
 
     async def _started(self, access: Access, request: Start) -> Process:
-        if request.command is None and self._target.operation == "exec/ws":
+        given, env = request.words()
+        if given is None and self._target.operation == "exec/ws":
             raise InvalidRequest("command: give one", field="command")
-        as_shell = self._target.operation == "shell/ws" or request.command is None
+        as_shell = self._target.operation == "shell/ws" or given is None
         capability = Capability.SHELL if as_shell else Capability.EXEC
         access.require(capability)
         terminal = request.tty.size() if request.tty is not None else DEFAULT_TERMINAL if as_shell else None
-        command = make_command(request.command, cwd=request.cwd, env=request.env, terminal=terminal)
+        command = make_command(given, cwd=request.cwd, env=env, terminal=terminal)
         seconds = seconds_of(request.timeout_ms, self._desk.max_seconds)
         detachable = request.on_disconnect == "detach"
         if detachable:

@@ -78,7 +78,7 @@ class Exchange:
         content = await Body(self.receive).whole(_MAX_FIELDS_BYTES)
         try:
             found = msgspec.json.decode(content, type=dict[str, Any]) if content else {}
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise InvalidRequest("the body is not a JSON object") from None
         return {**self.query, **found}
 
@@ -92,7 +92,7 @@ class DataplaneSurface:
     def __init__(self, gate: Gate, audit: Audit, rates: RateLimiter, metrics: Metrics, settings: Settings) -> None:
         self._metrics = metrics
         self._default_seconds = settings.default_exec_timeout_sec
-        self._max_body = settings.max_body_bytes
+        self._max_body = settings.max_inline_body_bytes
         self._desk = Desk(
             gate=gate,
             audit=audit,
@@ -198,9 +198,13 @@ class DataplaneSurface:
         await unless_left(exchange.receive, running)
         if running.cancelled():
             raise ClientLeft
-        ending = running.result()
+        ending, output = running.result()
         exchange.fields = {"exit_code": ending["exit_code"], "timed_out": ending["timed_out"]}
-        await exchange.answer(ending)
+        await exchange.start(HTTPStatus.OK, [(b"content-type", problems.JSON)])
+        async with aclosing(output.rendered(ending)) as pieces:
+            async for piece in pieces:
+                await exchange.body(piece, more=True)
+        await exchange.body(b"")
 
     # Files
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from tidebox.api.documents import check_values
 from tidebox.api.interpreter.common import CallerDep, ServicesDep, answer, errors, moment
 from tidebox.api.interpreter.downloads import DOWNLOADED, Download, RangeHeader, answer_with
 from tidebox.api.interpreter.multipart import FormUpload
@@ -32,7 +33,6 @@ from tidebox.model.launch import WORKSPACE
 
 router = APIRouter(tags=["files"])
 
-MAX_JSON_BYTES = 4 << 20
 MAX_LISTED = 10_000
 SILENCE_SECONDS = 30.0
 """How long nothing of an upload may come before it is given up."""
@@ -203,7 +203,7 @@ async def upload_files(
         elif kind in ARCHIVES:
             await _receive_archive(request, upload, ARCHIVES[kind])
         elif kind == _JSON:
-            body = await _receive_json(request)
+            body = await _receive_json(request, services.settings.max_inline_body_bytes)
             if body.git is not None:
                 if body.files:
                     raise InvalidRequest("files or a repository, not both", field="git")
@@ -249,12 +249,13 @@ async def _receive_archive(request: Request, upload: Upload, kind: ArchiveKind) 
     await part.close()
 
 
-async def _receive_json(request: Request) -> FilesRequest:
+async def _receive_json(request: Request, limit: int) -> FilesRequest:
     body = bytearray()
     async for chunk in _chunks(request):
         body += chunk
-        if len(body) > MAX_JSON_BYTES:
-            raise PayloadTooLarge(f"a JSON body of more than {MAX_JSON_BYTES} bytes", limit=MAX_JSON_BYTES)
+        if len(body) > limit:
+            raise PayloadTooLarge(f"a JSON body of more than {limit} bytes", limit=limit)
+    check_values(body)
     try:
         return FilesRequest.model_validate_json(bytes(body))
     except ValidationError as error:

@@ -21,6 +21,7 @@ from tidebox.api.interpreter.common import (
 )
 from tidebox.api.interpreter.schemas import CancelAnswer, PhaseName, RunAnswer, RunList, RunRequest
 from tidebox.api.interpreter.signing import stream_url
+from tidebox.api.routes import DocumentRoute
 from tidebox.api.services import Services
 from tidebox.broker.planning import RunOrder, inline_files
 from tidebox.broker.stdin import StdinRules
@@ -31,7 +32,7 @@ from tidebox.model.listing import RunQuery
 from tidebox.model.run import Phase, Run
 from tidebox.model.source import GitSource
 
-router = APIRouter(tags=["runs"])
+router = APIRouter(tags=["runs"], route_class=DocumentRoute)
 
 RunId = Annotated[str, Path(min_length=1, max_length=128, description="The run.")]
 # A program that heeds SIGTERM is gone sooner than this, and then the answer says so.

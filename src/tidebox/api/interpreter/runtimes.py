@@ -32,7 +32,10 @@ _EXAMPLE = {
             "max_mem_mb": 8192,
             "max_upload_mb": 64,
             "max_log_bytes": 10485760,
+            "max_concurrent_runs": 8,
+            "max_concurrent_runs_per_user": 7,
             "queue_max_length": 100,
+            "queue_max_length_per_user": 50,
             "queue_ttl_sec": 120,
             "workspace_cap_mb": 256,
             "artifact_ttl_hours": 24,
@@ -85,6 +88,7 @@ async def list_runtimes(services: ServicesDep, _caller: CallerDep) -> Response:
 
 def _shown(services: Services, info: RuntimeInfo) -> dict[str, Any]:
     policy, settings = services.policy, services.settings
+    capacity = services.broker.capacity
     off = "execution is turned off on this server" if info.available and not policy.enable_execution else None
     return {
         "name": info.name,
@@ -95,7 +99,10 @@ def _shown(services: Services, info: RuntimeInfo) -> dict[str, Any]:
         "max_mem_mb": policy.max_mem_mb,
         "max_upload_mb": policy.max_upload_mb,
         "max_log_bytes": policy.max_log_bytes,
-        "queue_max_length": settings.queue_max_length,
+        "max_concurrent_runs": capacity.max_concurrent,
+        "max_concurrent_runs_per_user": capacity.own_slots,
+        "queue_max_length": capacity.queue_max,
+        "queue_max_length_per_user": capacity.own_places,
         "queue_ttl_sec": whole(settings.queue_ttl_sec),
         "workspace_cap_mb": policy.workspace_cap_mb,
         "artifact_ttl_hours": whole(policy.artifact_ttl_hours),

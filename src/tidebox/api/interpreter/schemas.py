@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from tidebox.api.interpreter.sources import GitRequest
+from tidebox.model.words import MAX_WORD_BYTES
 
 MAX_ARGUMENTS = 4096
-MAX_ARGUMENT = 1024 * 1024
 MAX_VARIABLES = 256
 MAX_LABELS = 64
 MAX_FILES = 1000
@@ -20,7 +20,7 @@ Network = Literal["deny_all", "allowlist"]
 Trust = Literal["trusted", "standard", "untrusted"]
 PhaseName = Literal["queued", "starting", "running", "completed", "failed", "timed_out", "killed"]
 
-Word = Annotated[str, StringConstraints(max_length=MAX_ARGUMENT, pattern=r"^[^\x00]*$")]
+Word = Annotated[str, StringConstraints(max_length=MAX_WORD_BYTES, pattern=r"^[^\x00]*$")]
 VariableName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^=\x00]+$")]
 VariableValue = Annotated[str, StringConstraints(max_length=65536, pattern=r"^[^\x00]*$")]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
@@ -359,7 +359,10 @@ class RuntimeAnswer(BaseModel):
     max_mem_mb: int
     max_upload_mb: int
     max_log_bytes: int
+    max_concurrent_runs: int
+    max_concurrent_runs_per_user: int
     queue_max_length: int
+    queue_max_length_per_user: int
     queue_ttl_sec: float
     workspace_cap_mb: int
     artifact_ttl_hours: float

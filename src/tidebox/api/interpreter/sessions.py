@@ -20,14 +20,16 @@ from tidebox.api.interpreter.common import (
     whole,
 )
 from tidebox.api.interpreter.schemas import SessionAnswer, SessionDeleted, SessionList, SessionRequest
+from tidebox.api.routes import DocumentRoute
 from tidebox.api.services import Services
 from tidebox.model.idempotency import Answered
 from tidebox.model.ids import new_id
 from tidebox.model.policy import Request, check_spec_version, terms_of
 from tidebox.model.principal import Caller
 from tidebox.model.session import Session
+from tidebox.model.words import check_words
 
-router = APIRouter(tags=["sessions"])
+router = APIRouter(tags=["sessions"], route_class=DocumentRoute)
 
 SessionId = Annotated[str, Path(min_length=1, max_length=128, description="The session.")]
 DEFAULT_IMAGE = "host"
@@ -66,6 +68,7 @@ async def create_session(
 ) -> Response:
     """Make a workspace that several runs share until its time is over."""
     check_spec_version(services.policy, body.spec_version)
+    check_words((), body.env)
     claim = claim_of("sessions", caller, idempotency_key, body.model_dump(mode="json", exclude_unset=True))
     receipt = await services.broker.sessions.create(caller, _new_session(services, caller, body), claim)
     return answer(_shown(receipt.session, idempotency_key, receipt.answered))

@@ -188,5 +188,5 @@ async def _content(answer: httpx2.Response) -> dict[str, Any]:
             raise httpx2.RemoteProtocolError("the answer is too long")
     try:
         return msgspec.json.decode(bytes(content), type=dict[str, Any]) if content else {}
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tidebox.errors import BoxGone, ExecFailed
+from tidebox.errors import BoxGone, ExecFailed, TideboxError
 from tidebox.files.trees import Tally, TreeLimits
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.result import Usage
@@ -26,6 +28,10 @@ from tidebox.runtime.relay import Relay
 from tidebox.wire.messages import ExecRequest, Rlimit
 
 SHM_BYTES = 64 * MIB
+# How long the processes of a box that was killed may take to go.
+_DEATH_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 class NativeBox(Box):
@@ -44,7 +50,9 @@ class NativeBox(Box):
         meter: Meter,
         limits: Limits,
         shared: bool,
+        on_use: Callable[[NativeBox], None],
     ) -> None:
+        """``on_use`` is called before a program runs in it."""
         self.id = id
         self.image_digest = image_digest
         self._spawner = spawner
@@ -52,6 +60,7 @@ class NativeBox(Box):
         self._link = link
         self._single = single
         self._shared = shared
+        self._on_use = on_use
         self._pidfd = pidfd
         self._workspace = workspace
         self._watches = Watches(workspace)
@@ -62,6 +71,7 @@ class NativeBox(Box):
         self._started = time.monotonic()
         self._frozen = False
         self._stopped = False
+        self._exhausted = 0
         self._dead = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._callbacks: list[Callable[[], None]] = []
@@ -109,6 +119,7 @@ class NativeBox(Box):
         return self.link.open_exec(exec_request(command))
 
     async def adjust(self, limits: Limits) -> None:
+        self._on_use(self)
         self._meter.reset()
         self._started = time.monotonic()
         wanted = self._cgroup_limits(limits)
@@ -127,6 +138,31 @@ class NativeBox(Box):
     async def thaw(self) -> None:
         await self._spawner.request("freeze", box=self.id, frozen=False)
         self._frozen = False
+        self._on_use(self)
+
+    def pids(self) -> list[int]:
+        """The processes in it."""
+        return self._meter.pids()
+
+    def init_pid(self) -> int | None:
+        """Its init, as this process sees it; None when it is dead."""
+        if self._dead.is_set() or self._closing is not None:
+            return None
+        with open(f"/proc/self/fdinfo/{self._pidfd}", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+        pid = int(lines[b"Pid"])
+        return pid if pid > 0 else None
+
+    def system_seconds(self) -> float:
+        """Processor time that the kernel has spent for it."""
+        return self._meter.system_seconds()
+
+    def exhaust(self) -> None:
+        """Kill it for memory that is counted nowhere; told as what the kernel kills for memory."""
+        if not self._dead.is_set() and self._closing is None:
+            self._exhausted += 1
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def stop(self) -> None:
         if self._dead.is_set():
@@ -142,10 +178,19 @@ class NativeBox(Box):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass  # it is dead, which its descriptor tells
-        if self._frozen:
-            # A frozen process dies only when it runs again.
-            await self.thaw()
-        await self._dead.wait()
+        try:
+            async with asyncio.timeout(_DEATH_SECONDS):
+                if self._frozen:
+                    # A frozen process dies only when it runs again.
+                    await self.thaw()
+                await self._dead.wait()
+        except TimeoutError:
+            # Whoever waits for its program would wait as long as the kernel does.
+            if self._single is not None:
+                self._single.close()
+            if self._link is not None:
+                await self._link.close()
+            raise BoxGone("the box was killed and does not end: a process of it is stuck in the kernel") from None
 
     async def usage(self) -> Usage:
         return Usage(
@@ -153,7 +198,7 @@ class NativeBox(Box):
             cpu_seconds=self._meter.cpu_seconds(),
             memory_peak=self._meter.memory_peak(),
             pids_peak=self._meter.pids_peak(),
-            oom_kills=self._meter.oom_kills(),
+            oom_kills=self._meter.oom_kills() + self._exhausted,
         )
 
     async def place(self, source: Path) -> Tally:
@@ -181,8 +226,16 @@ class NativeBox(Box):
         return self._closing
 
     async def _close(self) -> None:
+        dead = True
         if not self._dead.is_set():
-            await self._kill()
+            try:
+                async with self._spawner.closing:
+                    await self._kill()
+            except TideboxError as error:
+                # What cannot be ended is not waited for.
+                _log.warning("box %s is left: %s", self.id, error)
+                dead = False
+                self._on_death()
         if self.relay is not None:
             await self.relay.close()
         if self._link is not None:
@@ -192,7 +245,7 @@ class NativeBox(Box):
         await self._watches.close()
         os.close(self._pidfd)
         os.close(self._workspace)
-        self._spawner.close_box(self.id, self._meter)
+        self._spawner.close_box(self.id, self._meter, dead=dead)
 
 
 def cgroup_limits(limits: Limits, *, single: bool, shared: bool) -> dict[str, int]:

@@ -23,7 +23,6 @@ from tidebox.runtime.native.plan import (
 
 OLDEST_PYTHON = (3, 9)
 LINK_DIRECTORY = "/opt/tidebox/bin"
-COPIED_FILE_BYTES = 4096
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -68,11 +67,6 @@ def gather(interpreters: Interpreters) -> HostFacts:
     """Everything a plan needs to know of this machine."""
     directories = _existing(SYSTEM_DIRECTORIES)
     etc = _existing(tuple(sorted(path for pattern in ETC_PATTERNS for path in glob.glob("/etc/" + pattern))))
-    copied = {
-        path
-        for path, link in etc
-        if link is None and os.path.isfile(path) and os.path.getsize(path) <= COPIED_FILE_BYTES
-    }
     visible = tuple(path for path, link in directories if link is None)
     names = (
         ("python3", interpreters.python),
@@ -83,11 +77,13 @@ def gather(interpreters: Interpreters) -> HostFacts:
     # What the box's PATH would find by itself needs no help.
     links = {name: program for name, program in names if program is not None and not _is_found(name, program, visible)}
     prefixes = [_prefix_of(program) for program in links.values() if not contains(visible, program)]
+    trees = (*visible, *(prefix for prefix in prefixes if os.path.isdir(prefix)))
+    mounted = _mounted_below(trees)
     return HostFacts(
-        system_directories=directories,
-        etc_shared=tuple((path, link) for path, link in etc if path not in copied),
-        etc_copied=tuple((path, Path(path).read_bytes()) for path in sorted(copied)),
-        extra_prefixes=tuple(dict.fromkeys(prefixes)),
+        directories=tuple(sorted({*trees, *(path for path in mounted if os.path.isdir(path))})),
+        files=tuple(sorted({path for path in (*prefixes, *mounted) if _is_no_directory(path)})),
+        system_links=tuple((path, link) for path, link in directories if link is not None),
+        etc=etc,
         masked_files=tuple(name for name in MASKED_FILES if _readable_by_all("/proc/" + name)),
         masked_directories=tuple(name for name in MASKED_DIRECTORIES if os.path.isdir("/proc/" + name)),
         # Only root may set it, even in a pid namespace of one's own.
@@ -104,6 +100,24 @@ def _is_found(name: str, program: str, visible: tuple[str, ...]) -> bool:
 
 def _existing(paths: tuple[str, ...]) -> tuple[tuple[str, str | None], ...]:
     return tuple((path, os.readlink(path) if os.path.islink(path) else None) for path in paths if os.path.exists(path))
+
+
+def _mounted_below(directories: tuple[str, ...]) -> list[str]:
+    """What is mounted below these, on directories and on files."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        points = [os.fsdecode(_unescape(line.split()[4])) for line in file]
+    return [point for point in points if contains(directories, point)]
+
+
+def _is_no_directory(path: str) -> bool:
+    return os.path.exists(path) and not os.path.isdir(path)
+
+
+def _unescape(name: bytes) -> bytes:
+    """A name as the kernel shows it there, with octal numbers for white space and backslashes."""
+    for number in (b"\\040", b"\\011", b"\\012", b"\\134"):
+        name = name.replace(number, bytes([int(number[1:], 8)]))
+    return name
 
 
 def _prefix_of(program: str) -> str:

@@ -1,7 +1,7 @@
 """What a native box is made of, as data: pure functions from a specification to an ordered list of set-up steps.
 
-A template plan builds an image's read-only root once; a box plan adds what is a box's own. The spawner executes both
-and fails closed, naming the step.
+A template plan lays an image out once; a box plan puts the root of a box together from that, and adds what is its own.
+The spawner executes both and fails closed, naming the step.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ Step = list[object]
 Plan = list[Step]
 
 WORKSPACE = "/workspace"
+# In a template: where the root of a box is put together, what comes on top of its image, and nothing.
+BOX_ROOT, _LAYER, _EMPTY = "/.tidebox/root", "/.tidebox/layer", "/.tidebox/empty"
+# The image itself, and directories of the machine.
+_IMAGE, _SHARED = "/.tidebox/image", "/.tidebox/shared"
 USER_ID = 1000
 HOSTNAME = "tidebox"
 
@@ -39,6 +43,10 @@ ETC_PATTERNS = (
     "timezone",
 )
 SYSTEM_DIRECTORIES = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
+# What the kernel counts for the whole machine or for a user, each bounded for a box.
+MOST_TERMINALS = 64
+MOST_BY_USER_NAMESPACE = (("max_inotify_instances", 8), ("max_inotify_watches", 8192))
+MOST_BY_RLIMIT = (("sigpending", 1024), ("msgqueue", 819_200))
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 _PASSWD = b"""root:x:0:0:root:/:/usr/sbin/nologin
@@ -75,12 +83,15 @@ MASKED_DIRECTORIES = ("acpi", "asound", "bus", "driver", "fs", "irq", "scsi")
 class HostFacts:
     """What of the machine matters to a plan."""
 
-    system_directories: tuple[tuple[str, str | None], ...]
-    """Those that exist; the second item is the target where it is a symbolic link. The same for ``etc_shared``."""
-    etc_shared: tuple[tuple[str, str | None], ...]
-    etc_copied: tuple[tuple[str, bytes], ...] = field(repr=False)
-    extra_prefixes: tuple[str, ...]
-    """Directories of interpreters that live outside the system directories."""
+    directories: tuple[str, ...]
+    """What boxes see of it: system directories, what is mounted in those, and interpreters that live elsewhere; what
+    contains others comes before them."""
+    files: tuple[str, ...]
+    """What they see of it besides: interpreters that are a single file, and files that something is mounted on."""
+    system_links: tuple[tuple[str, str], ...]
+    """System directories that are links, with their targets."""
+    etc: tuple[tuple[str, str | None], ...]
+    """What of /etc boxes have a copy of; with the target where it is a link."""
     masked_files: tuple[str, ...]
     masked_directories: tuple[str, ...]
     memfd_noexec: bool
@@ -101,51 +112,67 @@ class BoxShape:
     """Whether files in /workspace and /tmp may be executed."""
 
 
-def template_plan(facts: HostFacts, rootfs: str | None, executable: bool) -> Plan:
-    """The steps that build the root of an image: ``rootfs`` is its directory, None for the machine's own system."""
-    plan: Plan = [["private"], ["stage"]]
-    plan += _host_root(facts) if rootfs is None else [["root_bind", rootfs]]
-    plan += _devices()
-    plan += [
-        ["tmpfs", "/new/.tidebox", ["nosuid", "nodev"], "mode=0755,size=1m"],
-        ["mkdir", "/new/.tidebox/empty", 0o555],
-    ]
-    plan += [["file", f"/new/.tidebox/{name}", content] for name, content in facts.launchers]
-    plan += [["restrict", "/new/.tidebox", ["ro"]]]
+@dataclass(frozen=True, slots=True)
+class OwnFiles:
+    """Which files a box can have for itself, though their content is the image's, on this machine."""
+
+    overlay: bool
+    """Those of the image."""
+    devices: bool
+    """Those in /dev."""
+
+
+def template_plan(facts: HostFacts, rootfs: str | None, executable: bool, own_devices: bool) -> Plan:
+    """The steps that lay out an image for its boxes: ``rootfs`` is its directory, None for the machine's own system.
+
+    The template stands on a root with nothing but that. ``own_devices`` says that boxes are given theirs.
+    """
+    plan: Plan = [["private"], ["stage"], ["root_tmpfs"]]
+    places = ("/proc", "/dev", BOX_ROOT, _EMPTY, f"{_LAYER}/.tidebox/empty")
+    plan += [["mkdir", "/new" + path, 0o755] for path in places]
+    plan += [["file", f"/new{_LAYER}/.tidebox/{name}", content] for name, content in facts.launchers]
+    plan += _host_image(facts) if rootfs is None else [_share(rootfs, _IMAGE)]
+    plan += _devices(("null",) if own_devices else DEVICES)
     # A proc mount may be made in a box only while a whole one is in sight; the box's own covers it.
     plan += [["proc", "/new/proc", ""], ["enter"]]
     if not executable and facts.memfd_noexec:
         # A box's files that cannot be executed could still be through a memfd. Pid namespaces made below this one
         # inherit it.
         plan += [["write", "/proc/sys/vm/memfd_noexec", "2"]]
-    if rootfs is None:
-        plan += [["read_only_root"]]
-    return plan
+    return [*plan, ["read_only_root"]]
 
 
-def _host_root(facts: HostFacts) -> Plan:
-    plan: Plan = [["root_tmpfs"]]
-    plan += [["mkdir", "/new/etc/ssl", 0o755]]
-    for path, link in (*facts.system_directories, *facts.etc_shared):
-        plan.append(["symlink", link, "/new" + path] if link else _system_bind(path))
-    # Copied, not bound: every mount is one more to copy for each box.
-    plan += [["file", "/new" + path, content] for path, content in facts.etc_copied]
+def _host_image(facts: HostFacts) -> Plan:
+    """An image with the places for the machine's directories, and those beside it: one file system cannot have both."""
+    image = "/new" + _IMAGE
+    plan: Plan = [["mkdir", image + "/etc/ssl", 0o755]]
+    plan += [["symlink", link, image + path] for path, link in facts.system_links]
+    for path, link in facts.etc:
+        plan.append(["symlink", link, image + path] if link else ["copy", "/old" + path, image + path])
     for name, content in (("passwd", _PASSWD), ("group", _GROUP), ("hosts", _HOSTS), ("nsswitch.conf", _NSSWITCH)):
-        plan.append(["file", "/new/etc/" + name, content])
-    plan += [_system_bind(prefix) for prefix in facts.extra_prefixes]
-    for name in ("dev", "proc", "tmp", "workspace", "run", "var/tmp", "home", "root", ".tidebox", "opt/tidebox/bin"):
-        plan.append(["mkdir", "/new/" + name, 0o755])
-    plan += [["symlink", target, "/new/opt/tidebox/bin/" + name] for name, target in facts.links]
+        plan.append(["file", f"{image}/etc/{name}", content])
+    for name in (".tidebox", "dev", "proc", "tmp", "workspace", "run", "var/tmp", "home", "root", "opt/tidebox/bin"):
+        plan.append(["mkdir", f"{image}/{name}", 0o755])
+    plan += [["symlink", target, f"{image}/opt/tidebox/bin/{name}"] for name, target in facts.links]
+    for place, path in _shared(facts):
+        if not any(path.startswith(parent + "/") for parent in facts.directories):
+            plan.append(["file", image + path, b""] if path in facts.files else ["mkdir", image + path, 0o755])
+        plan.append(_share(path, place))
     return plan
 
 
-def _system_bind(path: str) -> Step:
-    return ["bind", "/old" + path, "/new" + path, ["ro", "nosuid", "nodev"]]
+def _shared(facts: HostFacts) -> list[tuple[str, str]]:
+    """Where in a template each directory and file of the machine is that boxes see."""
+    return [(f"{_SHARED}/{number}", path) for number, path in enumerate((*facts.directories, *facts.files))]
 
 
-def _devices() -> Plan:
+def _share(path: str, place: str) -> Step:
+    return ["bind", "/old" + path, "/new" + place, ["ro", "nosuid", "nodev"]]
+
+
+def _devices(names: tuple[str, ...]) -> Plan:
     plan: Plan = [["tmpfs", "/new/dev", ["nosuid", "noexec"], "mode=0755,size=64k"]]
-    plan += [["bind", "/old/dev/" + name, "/new/dev/" + name, []] for name in DEVICES]
+    plan += [["bind", "/old/dev/" + name, "/new/dev/" + name, []] for name in names]
     plan += [["mkdir", "/new/dev/pts", 0o755], ["mkdir", "/new/dev/shm", 0o755]]
     for target, name in (
         ("/proc/self/fd", "fd"),
@@ -159,28 +186,62 @@ def _devices() -> Plan:
     return plan
 
 
-def box_plan(facts: HostFacts, shape: BoxShape, single: bool) -> Plan:
+def box_plan(facts: HostFacts, shape: BoxShape, *, single: bool, host_root: bool, own: OwnFiles) -> Plan:
     """The steps that make a process in new namespaces of a template a box of its own.
 
-    Where it is to have a ``single`` program nobody needs a /proc that can be written to.
+    Where it is to have a ``single`` program nobody needs a /proc that can be written to. ``host_root`` says that the
+    image is the machine's own system.
     """
-    own = f"uid={USER_ID},gid={USER_ID}"
+    owner = f"uid={USER_ID},gid={USER_ID}"
     attributes = ["nosuid", "nodev"] if shape.executable else ["nosuid", "nodev", "noexec"]
     half = max(shape.workspace_inodes // 2, 64)
-    workspace = f"{own},mode=0755,size={shape.workspace_bytes},nr_inodes={shape.workspace_inodes}"
-    shared_memory = f"{own},mode=1777,size={shape.shm_bytes},nr_inodes={half}"
+    workspace = f"{owner},mode=0755,size={shape.workspace_bytes},nr_inodes={shape.workspace_inodes}"
+    shared_memory = f"{owner},mode=1777,size={shape.shm_bytes},nr_inodes={half}"
     plan: Plan = [
         ["cgroup_namespace"],
         ["hostname", HOSTNAME],
-        ["proc", "/proc", "hidepid=2"],
-        ["cover", "/dev/null", ["/proc/" + name for name in facts.masked_files]],
-        ["cover", "/.tidebox/empty", ["/proc/" + name for name in facts.masked_directories]],
-        ["tmpfs", WORKSPACE, attributes, workspace],
-        ["tmpfs", "/tmp", attributes, f"{own},mode=1777,size={shape.tmp_bytes},nr_inodes={half}"],
-        ["tmpfs", "/dev/shm", ["nosuid", "nodev", "noexec"], shared_memory],
-        ["devpts", "/dev/pts"],
+        *_box_root(facts, host_root, own),
+        ["proc", BOX_ROOT + "/proc", "hidepid=2"],
+        *_counts(),
+        ["cover", BOX_ROOT + "/dev/null", [f"{BOX_ROOT}/proc/{name}" for name in facts.masked_files]],
+        ["cover", BOX_ROOT + "/.tidebox/empty", [f"{BOX_ROOT}/proc/{name}" for name in facts.masked_directories]],
+        ["tmpfs", BOX_ROOT + WORKSPACE, attributes, workspace],
+        ["tmpfs", BOX_ROOT + "/tmp", attributes, f"{owner},mode=1777,size={shape.tmp_bytes},nr_inodes={half}"],
+        ["tmpfs", BOX_ROOT + "/dev/shm", ["nosuid", "nodev", "noexec"], shared_memory],
+        ["devpts", BOX_ROOT + "/dev/pts", MOST_TERMINALS],
     ]
-    return [*plan, ["read_only", "/proc"]] if single else plan
+    if single:
+        plan.append(["read_only", BOX_ROOT + "/proc"])
+    # Not pivot_root, which has to wait for every processor to let go of the old root. Around the new one is nothing but
+    # the same image, and who has no capability does not leave it.
+    return [*plan, ["chroot", BOX_ROOT]]
+
+
+def _box_root(facts: HostFacts, host_root: bool, own: OwnFiles) -> Plan:
+    """The image, so that locks and watches on its files are the box's own: a file system over it for each box."""
+    shared = _shared(facts) if host_root else []
+    if own.overlay:
+        plan = overlays(facts, host_root)
+        plan += [["bind_tree", place, BOX_ROOT + path] for place, path in shared if path in facts.files]
+    else:
+        plan = [["bind_tree", _IMAGE, BOX_ROOT]]
+        plan += [["bind_tree", place, BOX_ROOT + path] for place, path in shared]
+        plan.append(["bind_tree", _LAYER + "/.tidebox", BOX_ROOT + "/.tidebox"])
+    plan.append(["attach_devices", BOX_ROOT + "/dev"] if own.devices else ["bind_tree", "/dev", BOX_ROOT + "/dev"])
+    return plan
+
+
+def overlays(facts: HostFacts, host_root: bool) -> Plan:
+    """The file systems of a box over those of the image: what a machine may refuse."""
+    plan: Plan = [["overlay", BOX_ROOT, [_LAYER, _IMAGE]]]
+    for place, path in _shared(facts) if host_root else ():
+        if path not in facts.files:
+            plan.append(["overlay", BOX_ROOT + path, [place, _EMPTY]])
+    return plan
+
+
+def _counts() -> Plan:
+    return [["write", f"{BOX_ROOT}/proc/sys/user/{name}", str(most)] for name, most in MOST_BY_USER_NAMESPACE]
 
 
 def contains(directories: tuple[str, ...], path: str) -> bool:

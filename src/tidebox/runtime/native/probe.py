@@ -9,11 +9,13 @@ from typing import Any
 
 from tidebox.errors import ProvisionFailed, RuntimeUnavailable, TideboxError
 from tidebox.runtime.base import Finding, Guarantee, Report
-from tidebox.runtime.native.plan import HostFacts
+from tidebox.runtime.native.plan import HostFacts, OwnFiles
 
 _CGROUP_REMEDY_ROOT = (
     "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1) or mount the memory, pids and cpu controllers"
 )
+# From here on the end of a filter in the kernel may wait for a queue that the ends of others fill.
+_HANGS_FROM = (6, 9)
 _CGROUP_REMEDY_USER = (
     "run in a login session with a systemd user manager (then a delegated scope is used), or start as root; "
     "to enable a user manager: sudo loginctl enable-linger $USER"
@@ -65,7 +67,7 @@ def unavailable(error: TideboxError) -> Report:
     return Report("native", False, findings, reason=error.message)
 
 
-def report(spawner: dict[str, Any], facts: HostFacts) -> Report:
+def report(spawner: dict[str, Any], facts: HostFacts, own: OwnFiles, guarded: frozenset[str]) -> Report:
     """The report of a machine on which a template stands."""
     two_ids, cgroup = bool(spawner["two_ids"]), int(spawner["cgroup"])
     problem = spawner["cgroup_problem"]
@@ -74,7 +76,8 @@ def report(spawner: dict[str, Any], facts: HostFacts) -> Report:
     init = "another uid than user code" if two_ids else "user code's uid; capabilities and the filter guard it"
     findings = (
         Finding(Guarantee.USER_SEPARATION, True, "a user namespace of its own; init has " + init),
-        Finding(Guarantee.FILE_SYSTEM, True, "read-only root behind pivot_root, private tmpfs, masked /proc"),
+        Finding(Guarantee.FILE_SYSTEM, True, "read-only root of its own, private tmpfs, masked /proc"),
+        _private_files(own),
         Finding(Guarantee.PROCESSES, True, "a pid namespace; all die with its init"),
         Finding(Guarantee.NETWORK, True, "an empty network namespace with loopback only"),
         Finding(Guarantee.IPC, True, "ipc and uts namespaces"),
@@ -87,4 +90,52 @@ def report(spawner: dict[str, Any], facts: HostFacts) -> Report:
         Finding(Guarantee.TIME, True, "the host's clock, RLIMIT_CPU behind it"),
     )
     noexec = "with memfd" if facts.memfd_noexec else "files only (memfd needs root and Linux 6.3)"
-    return Report("native", True, findings, facts={"kernel": os.uname().release, "noexec": noexec})
+    told = {"kernel": os.uname().release, "noexec": noexec}
+    told["kernel memory"] = _kernel_memory(cgroup, guarded)
+    told["crashes"] = _crashes()
+    if _kernel() >= _HANGS_FROM:
+        told["filters"] = "this kernel may hang when thousands end at once, which no box can cause; avoid it elsewhere"
+    if left_alone := [*spawner["left_alone"], *spawner["living"]]:
+        told["control groups left alone"] = "; ".join(left_alone)
+    return Report("native", True, findings, facts=told)
+
+
+def _private_files(own: OwnFiles) -> Finding:
+    if not own.overlay:
+        return Finding(
+            Guarantee.PRIVATE_FILES,
+            False,
+            "locks and watches on files of the image are shared with other boxes",
+            "use Linux 5.11 or newer, and keep data_dir on a file system that is not an overlay itself",
+        )
+    devices = "devices too" if own.devices else "devices are the machine's (private ones need root)"
+    return Finding(Guarantee.PRIVATE_FILES, True, f"an overlay for each box; {devices}")
+
+
+def _kernel_memory(cgroup: int, guarded: frozenset[str]) -> str:
+    """What a box can take of the kernel's memory that its control group does not count."""
+    options = _read("/proc/cmdline").split()
+    problems = [f"booted with {option}" for option in options if option.startswith("cgroup.memory=")]
+    if cgroup == 1 and not os.path.exists("/sys/fs/cgroup/memory/memory.kmem.tcp.limit_in_bytes"):
+        problems.append("cgroup v1 does not count buffers of sockets here")
+    problems += [f"not bounded: {name}" for name in ("file locks", "unaccepted connections") if name not in guarded]
+    return "; ".join(problems) or "counted; file locks and unaccepted connections end a box that piles them up"
+
+
+def _kernel() -> tuple[int, ...]:
+    numbers = os.uname().release.split("-")[0].split(".")
+    return tuple(int(number) for number in numbers[:2] if number.isdigit())
+
+
+def _crashes() -> str:
+    pattern = _read("/proc/sys/kernel/core_pattern").strip()
+    if pattern.startswith("@"):
+        return f"core_pattern {pattern!r}: whether crashes of boxes reach that socket was not tried"
+    return "no core is kept, and no handler of the machine is started"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

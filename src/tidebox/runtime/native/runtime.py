@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -20,17 +21,31 @@ from tidebox.runtime.link import Link
 from tidebox.runtime.native import host, probe
 from tidebox.runtime.native.box import NativeBox, cgroup_limits, exec_request, file_systems
 from tidebox.runtime.native.descriptors import Descriptors
+from tidebox.runtime.native.guard import Guard
+from tidebox.runtime.native.interpreter import copy_interpreter
 from tidebox.runtime.native.piped import Ends, PipedExec, builtin_of
-from tidebox.runtime.native.plan import WORKSPACE, BoxShape, box_plan, template_plan
+from tidebox.runtime.native.plan import (
+    MOST_BY_RLIMIT,
+    WORKSPACE,
+    BoxShape,
+    OwnFiles,
+    box_plan,
+    overlays,
+    template_plan,
+)
 from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.relay import Relay
 from tidebox.wire.generations import GENERATION
 from tidebox.wire.messages import EXEC_LIMITS, Ready
 
+_log = logging.getLogger(__name__)
+
 # What the agent will say, which is this very software.
 _READY = Ready(boot_time_ns=0, init_time_ns=0, ready_time_ns=0, exec_limits=EXEC_LIMITS)
 # Of its init, and of its workspace.
 _BOX_DESCRIPTORS = 2
+# Of what all boxes have together no one gets more than this part.
+_SHARES = 8
 # What makes boxes may be killed over one, and then be asked once more while it dies.
 _RETRIES = 2
 
@@ -47,12 +62,14 @@ class NativeRuntime(Runtime):
         sockets: Path,
         python: str | None = None,
         allow_weak_isolation: bool = False,
+        allow_nested_filters: bool = False,
         environment: Mapping[str, str],
     ) -> None:
         self.interpreters = host.find_interpreters(python, environment.get("PATH"))
         self._images = images
         self._sockets = sockets
         self._allow_weak_isolation = allow_weak_isolation
+        self._allow_nested_filters = allow_nested_filters
         self._environment = environment
         self._facts = host.gather(self.interpreters)
         self._numbers = itertools.count(1)
@@ -61,9 +78,11 @@ class NativeRuntime(Runtime):
         self._descriptors: Descriptors | None = None
         self._spawner_facts: dict[str, Any] = {}
         self._templates: set[str] = set()
+        self._overlaid: set[str] = set()
         self._shapes: set[tuple[str, str]] = set()
         self._held: dict[str, int] = {}
         self._boxes: set[NativeBox] = set()
+        self._guard = Guard()
         self._closed = False
 
     def parking(self, kind: CellKind, image: str, at_once: bool = False) -> Command:
@@ -75,29 +94,36 @@ class NativeRuntime(Runtime):
         return Command(argv=["tidebox:python", "at-once"] if at_once else ["tidebox:python"])
 
     async def probe(self) -> Report:
+        image, spec = self._images.resolve("host"), BoxSpec(single=True)
+        name = _template_name(image, spec)
         try:
-            await self._prepare(self._images.resolve("host"), BoxSpec(single=True))
+            await self._prepare(image, spec)
         except (RuntimeUnavailable, ProvisionFailed) as error:
             return probe.unavailable(error)
-        return probe.report(self._spawner_facts, self._facts)
+        own = OwnFiles(overlay=name in self._overlaid, devices=self._spawner_facts["devices"])
+        return probe.report(self._spawner_facts, self._facts, own, self._guard.bounded)
 
-    async def open(self, spec: BoxSpec, *, first: Command | None = None, first_input: bytes = b"") -> Box:
+    async def open(
+        self, spec: BoxSpec, *, first: Command | None = None, first_input: bytes = b"", spare: bool = False
+    ) -> Box:
         image = self._images.resolve(spec.image)
         for _ in range(_RETRIES):
             try:
-                return await self._open(spec, image, first, first_input)
+                return await self._open(spec, image, first, first_input, spare)
             except ProvisionFailed as error:
                 if error.details.get("step") not in ("spawner", "template"):
                     raise
                 # The spawner or a template was killed under us; as a rule there is a new one by the time we ask again.
                 self._forget_templates()
-        return await self._open(spec, image, first, first_input)
+        return await self._open(spec, image, first, first_input, spare)
 
-    async def _open(self, spec: BoxSpec, image: Image, first: Command | None, first_input: bytes) -> NativeBox:
+    async def _open(
+        self, spec: BoxSpec, image: Image, first: Command | None, first_input: bytes, spare: bool
+    ) -> NativeBox:
         template = _template_name(image, spec)
         spawner = await self._prepare(image, spec)
-        self._require_guarantees()
-        shape = await self._define_shape(spawner, template, spec)
+        self._require_guarantees(template)
+        shape = await self._define_shape(spawner, template, image, spec)
         name = f"b{next(self._numbers)}"
         descriptors = self._watched()
         ends = Ends(spec.single)
@@ -165,20 +191,36 @@ class NativeRuntime(Runtime):
             meter,
             spec.limits,
             spec.shared,
+            self._watch,
         )
         box.first = started
-        if spec.sandbox_id is not None and link is not None:
-            box.relay = await Relay.open(link, self._sockets / f"{spec.sandbox_id}.sock")
         self._boxes.add(box)
-        box.on_gone(lambda: self._boxes.discard(box))
+        box.on_gone(lambda: self._forget(box))
+        if not spare:
+            self._watch(box)
+        if spec.sandbox_id is not None and link is not None:
+            try:
+                box.relay = await Relay.open(link, self._sockets / f"{spec.sandbox_id}.sock")
+            except BaseException:
+                await box.close()
+                raise
         return box
+
+    def _watch(self, box: NativeBox) -> None:
+        # One that is dead would never be forgotten.
+        if box in self._boxes:
+            self._guard.watch(box)
+
+    def _forget(self, box: NativeBox) -> None:
+        self._boxes.discard(box)
+        self._guard.forget(box)
 
     def _watched(self) -> Descriptors:
         if self._descriptors is None:
             self._descriptors = Descriptors()
         return self._descriptors
 
-    async def _define_shape(self, spawner: Spawner, template: str, spec: BoxSpec) -> str:
+    async def _define_shape(self, spawner: Spawner, template: str, image: Image, spec: BoxSpec) -> str:
         """Tell the template once what boxes of this kind have in common; the name to order one by."""
         limits = spec.limits
         name = (
@@ -196,18 +238,28 @@ class NativeRuntime(Runtime):
                 executable=spec.executable,
             )
             definition = {
-                "plan": box_plan(self._facts, shape, spec.single),
+                "plan": box_plan(
+                    self._facts,
+                    shape,
+                    single=spec.single,
+                    host_root=image.rootfs is None,
+                    own=OwnFiles(overlay=template in self._overlaid, devices=self._spawner_facts["devices"]),
+                ),
                 "generation": GENERATION,
                 "rlimits": self._rlimits(limits),
                 "cwd": WORKSPACE,
                 "env": [list(item) for item in host.default_environment().items()],
+                "nested_filters": self._allow_nested_filters,
             }
             await spawner.request("shape", template=template, name=name, shape=definition)
             self._shapes.add((template, name))
         return name
 
     def _rlimits(self, limits: Limits) -> list[list[object]]:
-        rlimits: list[list[object]] = [["nofile", limits.open_files], ["fsize", limits.file_size], ["core", 0]]
+        rlimits: list[list[object]] = [["nofile", limits.open_files], ["fsize", limits.file_size]]
+        for name, most in MOST_BY_RLIMIT:
+            together = self._spawner_facts["together"][name]
+            rlimits.append([name, most if together is None else min(most, together // _SHARES)])
         if not self._spawner_facts["cgroup"]:
             # All there is without a cgroup, and each process has it for itself. Not the address space: JavaScript
             # engines reserve gigabytes of it that they never use.
@@ -216,21 +268,28 @@ class NativeRuntime(Runtime):
 
     def _forget_templates(self) -> None:
         self._templates.clear()
+        self._overlaid.clear()
         self._shapes.clear()
 
     async def close(self) -> None:
         # Whoever waits for a box meanwhile must not start everything anew.
         self._closed = True
-        await asyncio.gather(*(box.close() for box in list(self._boxes)))
-        if self._spawner is not None:
-            await self._spawner.close()
-            self._spawner = None
-        if self._descriptors is not None:
-            self._descriptors.close()
-            self._descriptors = None
-        for descriptor in self._held.values():
-            os.close(descriptor)
-        self._held.clear()
+        self._guard.close()
+        try:
+            await asyncio.gather(*(box.close() for box in list(self._boxes)))
+            if self._spawner is not None:
+                await self._spawner.close()
+        finally:
+            # Whoever is told to stop over this leaves nothing behind either.
+            if self._spawner is not None:
+                self._spawner.kill()
+                self._spawner = None
+            if self._descriptors is not None:
+                self._descriptors.close()
+                self._descriptors = None
+            for descriptor in self._held.values():
+                os.close(descriptor)
+            self._held.clear()
 
     def live_boxes(self) -> int:
         """How many boxes have a living init."""
@@ -254,11 +313,17 @@ class NativeRuntime(Runtime):
             if name not in self._templates:
                 if image.rootfs is not None and image.digest not in self._held:
                     self._held[image.digest] = self._images.hold(image)
-                plan = template_plan(self._facts, None if image.rootfs is None else str(image.rootfs), spec.executable)
+                rootfs = None if image.rootfs is None else str(image.rootfs)
+                plan = template_plan(self._facts, rootfs, spec.executable, self._spawner_facts["devices"])
+                tried = overlays(self._facts, host_root=rootfs is None)
                 try:
-                    await spawner.request("template", name=name, plan=plan, agent=not spec.single)
+                    answer, _ = await spawner.request(
+                        "template", name=name, plan=plan, overlays=tried, agent=not spec.single
+                    )
                 except ProvisionFailed as error:
                     raise probe.explain(error) from error
+                if not answer["overlay_errno"]:
+                    self._overlaid.add(name)
                 self._templates.add(name)
             return spawner
 
@@ -268,16 +333,41 @@ class NativeRuntime(Runtime):
         self._forget_templates()
         if self._closed:
             raise _closed_already()
-        spawner = Spawner.start(self.interpreters.python, self._environment if os.getuid() != 0 else None)
+        python = self.interpreters.python
+        copy = await asyncio.to_thread(copy_interpreter, python)
+        try:
+            spawner = Spawner.start(python, copy, self._environment if os.getuid() != 0 else None)
+        finally:
+            if copy is not None:
+                os.close(copy)
         self._spawner = spawner
         try:
             self._spawner_facts, _ = await spawner.request("facts")
             spawner.note_files(self._spawner_facts["files"])
-        except ProvisionFailed as error:
-            raise RuntimeUnavailable(f"the spawner did not start under {self.interpreters.python}") from error
+            # That others live beside it is nothing to tell of.
+            for reason in self._spawner_facts["left_alone"]:
+                _log.info("control groups left alone: %s", reason)
+        except BaseException as error:
+            # Half of a start is of no use to the next who asks.
+            spawner.kill()
+            if not isinstance(error, ProvisionFailed):
+                raise
+            raise RuntimeUnavailable(
+                f"the spawner did not start under {self.interpreters.python}: {error.message}"
+            ) from error
 
-    def _require_guarantees(self) -> None:
-        if self._spawner_facts["cgroup"] or self._allow_weak_isolation:
+    def _require_guarantees(self, template: str) -> None:
+        if self._allow_weak_isolation:
+            return
+        if template not in self._overlaid:
+            raise GuaranteeMissing(
+                "locks and watches on files of the image would be shared with other boxes: overlay file systems cannot "
+                "be mounted here (that takes Linux 5.11, an image that is not on two of them already, and without root "
+                "nothing mounted below system directories); "
+                "SANDBOX_ALLOW_WEAK_ISOLATION=1 accepts boxes without",
+                guarantees=["private_files"],
+            )
+        if self._spawner_facts["cgroup"]:
             return
         reason = self._spawner_facts["cgroup_problem"]
         raise GuaranteeMissing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import logging
 import marshal
 import os
 import shutil
@@ -21,11 +22,23 @@ from tidebox.runtime.native.host import default_environment
 from tidebox.runtime.native.usage import Leaves, Meter
 from tidebox.wire import cbor
 
+_log = logging.getLogger(__name__)
+
+# Killed, and not dead yet when nobody waited any more: collected when another one ends.
+_stuck: list[subprocess.Popen[bytes]] = []
+
 # As the spawner reads orders (see its channel).
 ORDER_FORMAT = 2
 _MAX_MESSAGE = 128 * 1024
 _MAX_DESCRIPTORS = 8
+# How long it may take to answer, to show before its end that it still listens, to clean up then, and to die if killed.
+_ANSWER_SECONDS = 20.0
+_PING_SECONDS = 2.0
 _CLOSE_SECONDS = 10.0
+MOST_CLOSING = 64
+_DEATH_SECONDS = 2.0
+# Requests that wait because it reads none; each holds a few descriptors.
+_MOST_OUTGOING = 1024
 _LAST_WORD_SECONDS = 0.5
 # Puts what follows into a scope whose control groups are delegated to it.
 _SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--")
@@ -43,11 +56,14 @@ class Spawner:
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._leaves = Leaves()
         self.gone = asyncio.Event()
+        # The kernel frees the filter of each box that ends, and some hang when thousands are freed at once.
+        self.closing = asyncio.Semaphore(MOST_CLOSING)
         self._loop.add_reader(sock.fileno(), self._on_readable)
 
     @classmethod
-    def start(cls, python: str, session: Mapping[str, str] | None) -> Spawner:
-        """Start it under ``python``; given a login session's environment, in a delegated scope of systemd's."""
+    def start(cls, python: str, copy: int | None, session: Mapping[str, str] | None) -> Spawner:
+        """Start it under ``python``, or a ``copy`` of it; given a login session's environment, in a delegated scope of
+        systemd's."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         # A relative name: a program that was forked, not executed, has this command line.
@@ -61,11 +77,12 @@ class Spawner:
         with theirs:
             process = subprocess.Popen(
                 command,
+                executable=None if copy is None else f"/proc/self/fd/{copy}",
                 env=environment,
                 cwd=Path(tidebox.__file__).parent / "spawner",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[fd for fd in (theirs.fileno(), copy) if fd is not None],
                 start_new_session=True,
             )
         return cls(ours, process)
@@ -79,7 +96,24 @@ class Spawner:
         self, operation: str, *, descriptors: tuple[int, ...] = (), **fields: Any
     ) -> tuple[dict[str, Any], list[int]]:
         """Send a request and wait for its answer; a refusal is ProvisionFailed naming the step."""
-        return await self.send(operation, descriptors=descriptors, **fields)
+        return await self._answered(_ANSWER_SECONDS, self.send(operation, descriptors=descriptors, **fields))
+
+    async def _answered(
+        self, seconds: float, answer: asyncio.Future[tuple[dict[str, Any], list[int]]]
+    ) -> tuple[dict[str, Any], list[int]]:
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return await answer
+        except (TimeoutError, asyncio.CancelledError):
+            self._forget(answer)
+            if not limit.expired():
+                raise
+            raise ProvisionFailed("the spawner does not answer", step="answer") from None
+
+    def _forget(self, answer: asyncio.Future[tuple[dict[str, Any], list[int]]]) -> None:
+        """Nobody waits for that any more."""
+        self._pending = {number: future for number, future in self._pending.items() if future is not answer}
 
     def send(
         self, operation: str, *, descriptors: tuple[int, ...] = (), **fields: Any
@@ -88,6 +122,9 @@ class Spawner:
         future: asyncio.Future[tuple[dict[str, Any], list[int]]] = self._loop.create_future()
         if self.gone.is_set():
             future.set_exception(ProvisionFailed("the spawner is gone", step="spawner"))
+            return future
+        if len(self._outgoing) >= _MOST_OUTGOING:
+            future.set_exception(ProvisionFailed("the spawner does not answer", step="answer"))
             return future
         number = next(self._ids)
         self._pending[number] = future
@@ -179,10 +216,11 @@ class Spawner:
         """What counts the usage of a box that was opened, in whose cgroup so many processes are ours."""
         return Meter(self._leaves.open(opened), own_processes)
 
-    def close_box(self, box: str, meter: Meter) -> None:
-        """Let a dead box's cgroup go, or be the next box's."""
-        if self.gone.is_set():
+    def close_box(self, box: str, meter: Meter, *, dead: bool) -> None:
+        """Let a box's cgroup go, or be the next box's if it is ``dead``."""
+        if self.gone.is_set() or not dead:
             meter.counters.close()
+            self.let_go(box, given_up=True)
         else:
             self._leaves.give_back(meter.counters)
             self.let_go(box, given_up=False)
@@ -203,7 +241,7 @@ class Spawner:
 
     def abandon(self, opening: asyncio.Future[tuple[dict[str, Any], list[int]]], box: str) -> None:
         """Nobody waits for a box for a single program any more, or there will be none."""
-        self._pending = {number: future for number, future in self._pending.items() if future is not opening}
+        self._forget(opening)
         if opening.done() and not opening.cancelled() and opening.exception() is None:
             _close_all(opening.result()[1])
         self.let_go(box, given_up=True)
@@ -217,22 +255,48 @@ class Spawner:
         if not opening.done():
             self.send("lost", box=box).add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    async def close(self) -> None:
-        """Let it clean up and wait for its end."""
+    def kill(self) -> None:
+        """End it at once, and with it its boxes; the next one sweeps what is left of its control groups."""
         self._lost()
+        self._process.kill()
+
+    async def close(self) -> None:
+        """Let it clean up and wait for its end; one that does not end in time is killed, and not waited for long."""
+        try:
+            if await self._listens():
+                self._lost()
+                if await self._ends_within(_CLOSE_SECONDS):
+                    return
+        finally:
+            self.kill()
+        if not await self._ends_within(_DEATH_SECONDS):
+            _stuck.append(self._process)
+            _log.warning("the spawner (pid %d) does not die: it is stuck in the kernel", self._process.pid)
+
+    async def _listens(self) -> bool:
+        try:
+            await self._answered(_PING_SECONDS, self.send("ping"))
+        except ProvisionFailed:
+            return False
+        return True
+
+    async def _ends_within(self, seconds: float) -> bool:
+        _stuck[:] = [process for process in _stuck if process.poll() is None]
         if self._process.poll() is not None:
-            return
+            return True
         descriptor = os.pidfd_open(self._process.pid)
         ended = asyncio.Event()
         self._loop.add_reader(descriptor, ended.set)
         try:
-            await asyncio.wait_for(ended.wait(), _CLOSE_SECONDS)
+            async with asyncio.timeout(seconds):
+                await ended.wait()
         except TimeoutError:
-            self._process.kill()
+            return False
         finally:
             self._loop.remove_reader(descriptor)
             os.close(descriptor)
         self._process.wait()
+        return True
 
 
 def _close_all(descriptors: Iterable[int]) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+_TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 # Leaves whose counters stay open; each has five.
 _MOST_IDLE = 8
 
@@ -17,11 +18,14 @@ class Counters:
         self.leaf = leaf
         self.edition = edition
         self._descriptors: dict[str, int] = {}
-        for name, path in files.items():
+        self._paths = {name: path.replace("{}", leaf) for name, path in files.items()}
+        for name, path in self._paths.items():
             try:
-                self._descriptors[name] = _open_counter(path.replace("{}", leaf), resettable=name == "peak")
+                self._descriptors[name] = _open_counter(path, resettable=name == "peak")
             except FileNotFoundError:
                 continue  # the spawner died meanwhile
+        self.system_base = self.system_seconds()
+        """What earlier boxes in this leaf made the kernel spend."""
 
     def read(self, name: str) -> bytes | None:
         """What it says; None where there is no such counter."""
@@ -32,6 +36,23 @@ class Counters:
             return os.pread(descriptor, 4096, 0)
         except OSError:
             return None  # the cgroup went with a spawner that died
+
+    def directory(self, name: str) -> str | None:
+        """Where that counter is; None where there is none."""
+        return os.path.dirname(self._paths[name]) if name in self._paths else None
+
+    def system_seconds(self) -> float:
+        """Processor time that the kernel has spent for all that was ever in it; 0 where that is not told."""
+        directory = self.directory("cpu")
+        if directory is not None:
+            for name, key, unit in (("cpuacct.stat", b"system", _TICK_SECONDS), ("cpu.stat", b"system_usec", 1e-6)):
+                try:
+                    with open(f"{directory}/{name}", "rb") as file:
+                        if found := _value(file.read(), key):
+                            return found * unit
+                except OSError:
+                    continue  # the other version's, or the box is gone
+        return 0.0
 
     def reset_peak(self) -> None:
         """Count the most memory from now on."""
@@ -71,6 +92,7 @@ class Leaves:
 
     def give_back(self, counters: Counters) -> None:
         """The box is gone. What becomes of its leaf does not matter: the name is never another's."""
+        counters.system_base = counters.system_seconds()
         self._idle[counters.leaf] = counters
         if len(self._idle) > _MOST_IDLE:
             self._idle.pop(next(iter(self._idle))).close()
@@ -106,6 +128,23 @@ class Meter:
             return None
         total = int(text) / 1e9 if text.strip().isdigit() else _value(text, b"usage_usec") / 1e6
         return total - self._cpu_base
+
+    def system_seconds(self) -> float:
+        """What the kernel has spent for the processes of the box."""
+        return max(self.counters.system_seconds() - self.counters.system_base, 0.0)
+
+    def pids(self) -> list[int]:
+        """The processes that are in the box now."""
+        directory = self.counters.directory("now")
+        found: list[int] = []
+        for place, _, files in os.walk(directory) if directory is not None else ():
+            if "cgroup.procs" in files:
+                try:
+                    with open(f"{place}/cgroup.procs", "rb") as file:
+                        found += map(int, file.read().split())
+                except OSError:
+                    continue  # removed while we looked
+        return found
 
     def memory_peak(self) -> int | None:
         """The most memory the box ever had, page cache included."""

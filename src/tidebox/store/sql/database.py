@@ -7,6 +7,7 @@ writer anyway, and some that read; PostgreSQL has some that do both.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +32,7 @@ _SETTINGS = (
     # A program that was removed is not to be found in the file.
     "PRAGMA secure_delete = ON",
 )
+_WIPE = "PRAGMA wal_checkpoint(TRUNCATE)"
 # Lists go through whole indexes: where they are in the kernel's memory anyway, not through copies of it.
 _READER = ("PRAGMA query_only = ON", "PRAGMA mmap_size = 1073741824")
 # What is told to somebody survives also the machine's end, for the price of waiting for the disk.
@@ -61,6 +63,9 @@ class _Lane:
         except RuntimeError:
             raise StoreUnavailable("the store is closed") from None
         return await done
+
+    async def outside_transactions(self, statement: str) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, _execute, self._engine, statement)
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -93,6 +98,10 @@ class Database:
         """As ``write``, but a machine that loses its power may lose what was done last."""
         return await self._stepping.run(operation, *args, **kw)
 
+    async def wipe(self) -> None:
+        """Leave nothing of what was removed, in the write-ahead log either, where there is one."""
+        await self._writing.outside_transactions(_WIPE)
+
     def close(self) -> None:
         """End all threads, after what they are doing, and all connections. Blocks."""
         for lane in (self._reading, self._writing, self._stepping):
@@ -103,6 +112,8 @@ def open_sqlite(path: Path) -> Database:
     """Open the file of a SQLite store and bring it up to date. Blocks."""
     writer = _sqlite_engine(path, 1, "BEGIN IMMEDIATE", _WRITER)
     _bring_up_to_date(writer, f"the database {path}")
+    # What an earlier server removed, and was killed before it could be overwritten.
+    _execute(writer, _WIPE)
     lax_writer = _sqlite_engine(path, 1, "BEGIN IMMEDIATE", _LAX_WRITER)
     reader = _sqlite_engine(path, _SQLITE_READERS, "BEGIN", _READER)
     one = ThreadPoolExecutor(1, thread_name_prefix="store-write")
@@ -147,6 +158,14 @@ def _sqlite_engine(path: Path, connections: int, begin: str, settings: tuple[str
         connection.exec_driver_sql(begin)
 
     return engine
+
+
+def _execute(engine: sa.Engine, statement: str) -> None:
+    with contextlib.closing(engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        cursor.fetchall()
+        cursor.close()
 
 
 def _bring_up_to_date(engine: sa.Engine, where: str) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.sql.operators import custom_op
 from tidebox.errors import NotFound
 from tidebox.model.idempotency import Answered
 from tidebox.model.listing import RunPage, RunQuery
-from tidebox.model.run import UNFINISHED, Phase, Run, Transition, advanced
+from tidebox.model.run import STARTABLE, UNFINISHED, Phase, Run, Transition, advanced
 from tidebox.model.summary import Summary, Totals
 from tidebox.store.base import Creation, Holdings
 from tidebox.store.sql import claims, sessions
@@ -23,7 +23,6 @@ from tidebox.store.sql.rows import changing_columns, record_of, run_of, run_row,
 from tidebox.store.sql.schema import run_records, run_work, runs
 
 _columns = runs.c
-_STARTABLE = frozenset({Phase.QUEUED, Phase.STARTING})
 _FEW = 1000
 _COUNTED_TOGETHER = ({"user", "phase"}, {"runtime", "phase"})
 _UNFINISHED = sorted(phase.value for phase in UNFINISHED)
@@ -131,7 +130,7 @@ def advance(connection: sa.Connection, run_id: str, step: Transition) -> Run | N
         return None
     if following.phase.terminal:
         connection.execute(_END_RECORD, {"of_run": run_id, "record": record_of(following)})
-    if following.phase not in _STARTABLE:
+    if following.phase not in STARTABLE:
         connection.execute(_DROP_WORK, {"of_run": run_id})
     return following
 

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from tidebox.errors import StoreUnavailable
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.listing import RunPage, RunQuery
-from tidebox.model.run import Run, Transition
+from tidebox.model.run import STARTABLE, Run, Transition
 from tidebox.model.sandbox import Binding
 from tidebox.model.session import Session
 from tidebox.model.summary import Summary
 from tidebox.store.base import BindingCreation, Bound, Creation, SessionCreation, SessionPage, SessionQuery, Store
 from tidebox.store.sql.sqlite_file import prepare
+from tidebox.store.sql.work_files import WorkFiles
 
 if TYPE_CHECKING:
     from tidebox.store.sql.database import Database
     from tidebox.store.sql.operations import Operations
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 # Some 30 ms, for which a new run may have to wait.
 _PRUNE_AT_ONCE = 50
@@ -223,13 +229,16 @@ class SqlStore(Store):
 
 
 class SqliteStore(SqlStore):
-    """Keeps everything in one file, for one server."""
+    """Keeps everything in one file, for one server, and programs that have not begun in files beside it."""
 
     mode = "sqlite"
 
     def __init__(self, path: Path) -> None:
         super().__init__(self._open_file)
         self._path = path
+        self._work = WorkFiles(path.with_name(path.name + "-work"))
+        self._waiting: set[str] = set()
+        """Runs that may have one."""
 
     def _open_file(self) -> Database:
         from tidebox.store.sql.database import open_sqlite
@@ -239,6 +248,52 @@ class SqliteStore(SqlStore):
     async def start(self) -> None:
         """Look whether the file can be used; it is opened at the first use."""
         await asyncio.to_thread(prepare, self._path)
+        await self._with_work(self._work.prepare)
+
+    async def create_run(self, creation: Creation) -> Answered | None:
+        """Create a run, or return how its claim was answered before."""
+        run_id = creation.run.id
+        unused = await self._with_work(self._work.keep, run_id, creation.work)
+        self._waiting.add(run_id)
+        try:
+            prior = await super().create_run(replace(creation, work=b""))
+            unused = unused and prior is not None
+        finally:
+            if unused:
+                await self._drop(run_id)
+        return prior
+
+    async def advance_run(self, run_id: str, step: Transition) -> Run | None:
+        """Take a run one step further and return it; None where it cannot take that step."""
+        following = await super().advance_run(run_id, step)
+        if following is not None and following.phase not in STARTABLE and run_id in self._waiting:
+            await self._drop(run_id)
+        return following
+
+    async def unfinished_runs(self) -> list[tuple[Run, bytes | None]]:
+        """Every run that is not over, oldest first, with its work where that is still kept."""
+        found = await super().unfinished_runs()
+        await self._with_work(self._work.keep_only, {run.id for run, _ in found if run.phase in STARTABLE})
+        self._waiting.update(run.id for run, _ in found)
+        # Earlier versions kept it in the database.
+        return [(run, work or await self._with_work(self._work.find, run.id)) for run, work in found]
+
+    async def delete_session(self, session_id: str) -> bool:
+        """Forget a session, and its variables for good; False where there was none."""
+        deleted = await super().delete_session(session_id)
+        database, _ = await self._ready()
+        await database.wipe()
+        return deleted
+
+    async def _drop(self, run_id: str) -> None:
+        self._waiting.discard(run_id)
+        await self._with_work(self._work.drop, run_id)
+
+    async def _with_work(self, operation: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return await asyncio.to_thread(operation, *args, **kwargs)
+        except OSError as error:
+            raise StoreUnavailable(f"the programs of runs cannot be kept: {error.strerror}") from None
 
 
 class PostgresStore(SqlStore):

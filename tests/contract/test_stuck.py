@@ -90,6 +90,7 @@ def answers(runner: BoxRunner) -> bool:
 
 
 def test_closing_does_not_wait_for_a_spawner_that_does_not_answer(runner: BoxRunner) -> None:
+    wait_until(lambda: runner.engine.runtime.live_boxes() == 0, "a box was left")
     run = runner.submit(run_on(runner.engine, command=["sleep", "600"], timeout=600.0))
     wait_until(lambda: runner.engine.runtime.live_boxes() == 1, "the program did not start")
     (spawner,) = parts(runner)["spawner"]

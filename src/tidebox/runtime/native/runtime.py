@@ -336,7 +336,7 @@ class NativeRuntime(Runtime):
         python = self.interpreters.python
         copy = await asyncio.to_thread(copy_interpreter, python)
         try:
-            spawner = Spawner.start(python, copy, self._environment if os.getuid() != 0 else None)
+            spawner = Spawner.start(python, copy, self._environment if os.getuid() != 0 else None, self._watched())
         finally:
             if copy is not None:
                 os.close(copy)

@@ -18,6 +18,7 @@ from typing import Any
 
 import tidebox
 from tidebox.errors import ProvisionFailed
+from tidebox.runtime.native.descriptors import Descriptors
 from tidebox.runtime.native.host import default_environment
 from tidebox.runtime.native.usage import Leaves, Meter
 from tidebox.wire import cbor
@@ -47,8 +48,9 @@ _SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "-p", "Del
 class Spawner:
     """A running spawner program. When it dies every pending request fails and ``gone`` is set."""
 
-    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes], descriptors: Descriptors) -> None:
         self._sock = sock
+        self._descriptors = descriptors
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
@@ -58,10 +60,14 @@ class Spawner:
         self.gone = asyncio.Event()
         # The kernel frees the filter of each box that ends, and some hang when thousands are freed at once.
         self.closing = asyncio.Semaphore(MOST_CLOSING)
-        self._loop.add_reader(sock.fileno(), self._on_readable)
+        # Among those of its boxes, and before them: the loop could find these dead first, whatever the order in which
+        # they died, and then a parked cell that dies with its spawner would be handed out.
+        descriptors.watch(sock.fileno(), self._on_readable, first=True)
 
     @classmethod
-    def start(cls, python: str, copy: int | None, session: Mapping[str, str] | None) -> Spawner:
+    def start(
+        cls, python: str, copy: int | None, session: Mapping[str, str] | None, descriptors: Descriptors
+    ) -> Spawner:
         """Start it under ``python``, or a ``copy`` of it; given a login session's environment, in a delegated scope of
         systemd's."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -85,7 +91,7 @@ class Spawner:
                 pass_fds=[fd for fd in (theirs.fileno(), copy) if fd is not None],
                 start_new_session=True,
             )
-        return cls(ours, process)
+        return cls(ours, process, descriptors)
 
     @property
     def pid(self) -> int:
@@ -200,7 +206,7 @@ class Spawner:
         if self.gone.is_set():
             return
         self.gone.set()
-        self._loop.remove_reader(self._sock)
+        self._descriptors.forget(self._sock.fileno())
         self._loop.remove_writer(self._sock)
         self._sock.close()
         self._leaves.close()

@@ -61,6 +61,20 @@ async def test_it_runs_one_program_and_no_second(box: Box) -> None:
         await box.exec(Command(argv=["true"]))
 
 
+def oom_score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+async def test_only_programs_are_killed_first_when_memory_is_short(runtime: NativeRuntime, box: Box) -> None:
+    spawner = runtime.spawner_pid()
+    assert spawner is not None
+    others = set(descendants(spawner)) - set(in_boxes(spawner))
+    assert others
+    assert {oom_score(pid) for pid in others} == {oom_score(os.getpid())}
+    events = await collect(await box.exec(Command(argv=["cat", "/proc/self/oom_score_adj"])))
+    assert int(output(events)) >= 500
+
+
 async def test_a_program_that_could_not_be_started_was_the_one(box: Box) -> None:
     with pytest.raises(ExecFailed) as caught:
         await collect(await box.exec(Command(argv=["no-such-program"])))

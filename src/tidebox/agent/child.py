@@ -196,11 +196,7 @@ def _report(status: int, number: int, step: str) -> None:
 
 
 def _raise_oom_score(proc: int) -> None:
-    write_oom_score(os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc))
-
-
-def write_oom_score(fd: int) -> None:
-    """Raise it, and close the file."""
+    fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
     try:
         os.write(fd, OOM_SCORE)
     except PermissionError:

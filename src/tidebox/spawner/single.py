@@ -107,6 +107,7 @@ class SingleBoxes:
         self._hulls = Hulls()
         self._watched: dict[int, Callable[[], None]] = {}
         epoll.register(self._hulls.maker, select.EPOLLIN)
+        self._oom_score = _OomScore()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._signals = child.changed_signals()
         # A builtin is a Python again, and has what Python changes as Python has it.
@@ -124,11 +125,13 @@ class SingleBoxes:
         try:
             first, last = _entering(order, hull), _announcing(order)
             sys_.enter_namespace(hull.pidfd, sys_.CLONE_NEWPID)
+            self._oom_score.raise_it()
             try:
                 pid, program = sys_.clone(0, order.cgroup_directory)
                 if pid == 0:
                     self._live(order, first, last)
             finally:
+                self._oom_score.restore()
                 sys_.enter_namespace(self._own_pids, sys_.CLONE_NEWPID)
         except OSError:
             hull.sink()
@@ -261,7 +264,6 @@ def _entering(order: BoxOrder, hull: Hull) -> list[Prepared]:
     control, *stdio = order.ends
     return [
         *[("attach to the cgroup", os.write, (descriptor, b"0")) for descriptor in order.attach],
-        ("raise the OOM score", _raise_oom_score, ()),
         *[("take the streams", os.dup2, (descriptor, place)) for place, descriptor in enumerate(stdio)],
         # Not for a program that is executed.
         ("take the control socket", os.dup2, (control, _CONTROL, False)),
@@ -285,9 +287,25 @@ def _announcing(order: BoxOrder) -> list[Prepared]:
     ]
 
 
-def _raise_oom_score() -> None:
-    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    child.write_oom_score(fd)
+class _OomScore:
+    """The template's own, raised for the moment of a clone: a child inherits it, and to find the file again, in a /proc
+    that it has not looked into yet, would take it longer than all its mounts."""
+
+    def __init__(self) -> None:
+        self._fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        self._own = os.read(self._fd, 16)
+        # One that is higher already, as for a whole container, stays.
+        self._is_raised = int(self._own) < int(child.OOM_SCORE)
+
+    def raise_it(self) -> None:
+        """Raise it to that of programs."""
+        if self._is_raised:
+            os.pwrite(self._fd, child.OOM_SCORE, 0)
+
+    def restore(self) -> None:
+        """Lower it again, which anybody may down to where it was set with privilege."""
+        if self._is_raised:
+            os.pwrite(self._fd, self._own, 0)
 
 
 def _changing_user(two_ids: bool) -> list[Prepared]:

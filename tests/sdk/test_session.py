@@ -20,8 +20,8 @@ from tidebox.errors import (
 )
 from tidebox.model.limits import MIB
 from tidebox.model.result import Outcome
+from tidebox.protocols.fathom import Status
 from tidebox.sdk.errors import ConnectionLost, ServerProtocolError, ServerRefused
-from tidebox.sdk.frames import Status
 from tidebox.sdk.session import Progress, Session, make_request
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidebox.protocols.fathom import Load, Status
     from tidebox.sdk.accumulator import Accumulator
     from tidebox.sdk.asynchronous import AsyncClient, AsyncExecution
     from tidebox.sdk.errors import (
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         ServerUnreachable,
         VersionRefused,
     )
-    from tidebox.sdk.frames import Load, Status
     from tidebox.sdk.result import Health, Output, Result
     from tidebox.sdk.sandboxes.access import AsyncAccess
     from tidebox.sdk.sandboxes.blocking import Access, Files, Process, Sandbox, Watch
@@ -52,7 +52,7 @@ _LAZY = {
     "FileInfo": "sandboxes.results",
     "Files": "sandboxes.blocking",
     "Health": "result",
-    "Load": "frames",
+    "Load": "result",
     "Output": "result",
     "Process": "sandboxes.blocking",
     "Result": "result",
@@ -61,7 +61,7 @@ _LAZY = {
     "ServerProtocolError": "errors",
     "ServerRefused": "errors",
     "ServerUnreachable": "errors",
-    "Status": "frames",
+    "Status": "result",
     "VersionRefused": "errors",
     "Watch": "sandboxes.blocking",
 }

@@ -5,8 +5,9 @@ from __future__ import annotations
 from tidebox.errors import TideboxError
 from tidebox.model.limits import MIB
 from tidebox.model.result import Outcome, Usage
+from tidebox.protocols import fathom
+from tidebox.protocols.fathom import Ack, Error, ResourceUsage, Status, StatusChange, Stderr, Stdout
 from tidebox.sdk.errors import ServerProtocolError, from_frame
-from tidebox.sdk.frames import Ack, Error, Finished, ResourceUsage, Status, StatusChange, Stderr, Stdout
 from tidebox.sdk.result import Result
 
 # The one error that is about the program and not instead of an ending: its status and its result still follow.
@@ -48,7 +49,7 @@ class Accumulator:
         """All of standard error so far."""
         return "".join(self._stderr)
 
-    def apply(self, event: Ack | StatusChange | Stdout | Stderr | Finished | Error) -> None:
+    def apply(self, event: Ack | StatusChange | Stdout | Stderr | fathom.Result | Error) -> None:
         """Take the next message of this execution into account."""
         if isinstance(event, Stdout):
             self._stdout.append(event.data)
@@ -56,7 +57,7 @@ class Accumulator:
             self._stderr.append(event.data)
         elif isinstance(event, StatusChange):
             self.status = event.status
-        elif isinstance(event, Finished):
+        elif isinstance(event, fathom.Result):
             self.exit_code = event.exit_code
             self.duration_ms = event.duration_ms
             self.resource_usage = event.resource_usage

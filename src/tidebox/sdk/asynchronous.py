@@ -12,8 +12,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from tidebox.errors import TideboxError
+from tidebox.protocols.fathom import Status
 from tidebox.sdk.errors import ClientClosed, ConnectionLost, ServerProtocolError, ServerUnreachable
-from tidebox.sdk.frames import Status
 from tidebox.sdk.reconnection import Reconnection
 from tidebox.sdk.result import Health, Output, Result
 from tidebox.sdk.session import Options, Progress, Session, make_request

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tidebox.model.events import StreamName
 from tidebox.model.result import Outcome, Usage
-from tidebox.sdk.frames import Load, Status
+from tidebox.protocols.fathom import Load, Status
 
 
 class Output(NamedTuple):

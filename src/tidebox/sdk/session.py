@@ -10,25 +10,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TypedDict
 
+from msgspec import UnsetType
+
 from tidebox.errors import TideboxError
 from tidebox.model.limits import MIB, check_limit
 from tidebox.model.limits import Limits as DefaultLimits
+from tidebox.protocols.fathom import Error, Execute, Limits, Load, Pong, Stderr, Stdout
 from tidebox.sdk.accumulator import Accumulator
 from tidebox.sdk.errors import from_frame
-from tidebox.sdk.frames import (
-    Cancel,
-    Error,
-    Execute,
-    Limits,
-    Load,
-    Ping,
-    Pong,
-    Stderr,
-    Stdout,
-    decode,
-    encode,
-    make_execute,
-)
+from tidebox.sdk.frames import decode, encode, make_cancel, make_execute, make_ping
 from tidebox.sdk.result import Output
 
 DEFAULTS = DefaultLimits()
@@ -69,7 +59,7 @@ def make_request(
         language=language,
         code=code,
         stdin=stdin,
-        env=None if env is None else dict(env),
+        env=env,
         limits=Limits(
             timeout_ms=math.ceil(timeout * 1000),
             memory_mb=math.ceil(memory / MIB),
@@ -138,7 +128,7 @@ class Session:
         """The frame that cancels an execution, if it is still under way here."""
         if progress.known.execution_id not in self._executions:
             return None
-        return encode(Cancel(id=progress.known.execution_id))
+        return encode(make_cancel(progress.known.execution_id))
 
     def forget(self, progress: Progress) -> None:
         """Nobody wants to know more of this execution."""
@@ -148,7 +138,7 @@ class Session:
         """A question, and its frame."""
         question = Question()
         self._questions.append(question)
-        return question, encode(Ping())
+        return question, encode(make_ping())
 
     def receive(self, data: bytes | str) -> None:
         """Take a message of the server's; raises ``ServerProtocolError`` if it is none."""
@@ -161,7 +151,7 @@ class Session:
                 question.answered, question.load = True, message.load
                 question.wake()
             return
-        if message.id is None:
+        if isinstance(message.id, UnsetType):
             # Only a ping is sent without an id, so an error without one is about a ping.
             assert isinstance(message, Error)
             if self._questions:

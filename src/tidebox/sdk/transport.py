@@ -17,6 +17,7 @@ from websockets.exceptions import (
 
 import tidebox
 from tidebox.errors import InvalidRequest, TideboxError
+from tidebox.protocols.fathom import VERSION
 from tidebox.sdk.errors import (
     VERSION_HEADER,
     ConnectionLost,
@@ -25,7 +26,6 @@ from tidebox.sdk.errors import (
     VersionRefused,
     from_response,
 )
-from tidebox.sdk.frames import VERSION
 from tidebox.sdk.target import Target
 
 # How often an idle connection is looked after, and how long the answer may take.

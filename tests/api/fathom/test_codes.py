@@ -11,6 +11,7 @@ from tests.api.fathom.client import CODES
 from tidebox import errors
 from tidebox.api.fathom import frames
 from tidebox.api.fathom.session import error_code
+from tidebox.protocols.fathom import RETRYABLE
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_every_error_has_a_code(error: errors.TideboxError, code: str) -> None:
 
 
 def test_what_may_be_retried_is_as_the_document_says() -> None:
-    assert {code for code, retryable in CODES.items() if retryable} == frames.RETRYABLE
+    assert {code for code, retryable in CODES.items() if retryable} == RETRYABLE
 
 
 def test_an_error_can_quote_anything() -> None:

@@ -19,13 +19,11 @@ from tidebox.api.fathom.requests import (
     MAX_ENV_VARIABLES,
     MAX_ID_BYTES,
     MAX_STDIN_BYTES,
-    Cancel,
-    Execute,
-    Ping,
     Refused,
     parse,
 )
 from tidebox.model.limits import MIB
+from tidebox.protocols.fathom import Cancel, Execute, Ping
 from tidebox.runtime.base import Order
 
 MISSING = object()

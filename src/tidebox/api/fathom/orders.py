@@ -6,9 +6,10 @@ import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tidebox.api.fathom.requests import MAX_CODE_BYTES, MAX_STDIN_BYTES, Execute, Refused, parse_env, shown
+from tidebox.api.fathom.requests import MAX_CODE_BYTES, MAX_STDIN_BYTES, Refused, parse_env, shown
 from tidebox.model.launch import plan_code
 from tidebox.model.limits import MIB, RANGES, Limits
+from tidebox.protocols.fathom import Execute
 from tidebox.runtime.base import BoxSpec, Order
 
 LANGUAGES = ("python", "javascript", "shell", "elixir")

@@ -7,8 +7,8 @@ from typing import NoReturn
 
 import msgspec
 
-from tidebox.api.fathom.frames import VERSION, Code
 from tidebox.model.limits import KIB, MIB
+from tidebox.protocols.fathom import VERSION, Code, Execute, Ping, Request
 
 MAX_ID_BYTES = 256
 MAX_CODE_BYTES = MIB
@@ -32,47 +32,6 @@ class Refused(Exception):
         self.code: Code = code
         self.message = message
         self.id = id
-
-
-class RequestedLimits(msgspec.Struct):
-    """The limits of an execute message, not yet checked against what this installation allows."""
-
-    timeout_ms: int
-    memory_mb: int
-    cpu_shares: int | None = None
-    max_output_bytes: int | None = None
-
-
-class Execute(msgspec.Struct, tag_field="type", tag="execute"):
-    """Run ``code``."""
-
-    v: int
-    id: str
-    language: str
-    code: str
-    limits: RequestedLimits
-    ts: str | None = None
-    stdin: str | None = None
-    # Read only after its length was looked at: a great many small variables take long to read.
-    env: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class Cancel(msgspec.Struct, tag_field="type", tag="cancel"):
-    """Stop an execution."""
-
-    v: int
-    id: str
-    ts: str | None = None
-
-
-class Ping(msgspec.Struct, tag_field="type", tag="ping"):
-    """Say that you live."""
-
-    v: int
-    ts: str | None = None
-
-
-Request = Execute | Cancel | Ping
 
 
 class _Envelope(msgspec.Struct):

@@ -13,7 +13,7 @@ from tidebox.api.fathom import frames
 from tidebox.api.fathom.decoding import TextStream
 from tidebox.api.fathom.orders import make_order
 from tidebox.api.fathom.outbox import MAX_DATA_BYTES, Outbox
-from tidebox.api.fathom.requests import Cancel, Execute, Ping, Refused, Request, parse, refuse_oversized
+from tidebox.api.fathom.requests import Refused, parse, refuse_oversized
 from tidebox.api.rates import RateLimiter
 from tidebox.broker.broker import Broker
 from tidebox.broker.execution import Execution
@@ -22,17 +22,18 @@ from tidebox.model.events import Event, Output, Started, StreamName
 from tidebox.model.limits import MIB
 from tidebox.model.principal import Caller
 from tidebox.model.result import Outcome, Usage
+from tidebox.protocols.fathom import Cancel, Code, Execute, Ping, Request, ResourceUsage, Status
 from tidebox.runtime.base import Ending, Order
 
 # However a program takes being cancelled, it is dead after this time.
 _CANCEL_SECONDS = 3.0
 
-_STATUS: dict[Outcome, frames.Status] = {
-    Outcome.SIGNALED: "failed",
-    Outcome.TIMEOUT: "timeout",
-    Outcome.OOM: "oom",
-    Outcome.OUTPUT_LIMIT: "failed",
-    Outcome.CANCELLED: "cancelled",
+_STATUS: dict[Outcome, Status] = {
+    Outcome.SIGNALED: Status.FAILED,
+    Outcome.TIMEOUT: Status.TIMEOUT,
+    Outcome.OOM: Status.OOM,
+    Outcome.OUTPUT_LIMIT: Status.FAILED,
+    Outcome.CANCELLED: Status.CANCELLED,
 }
 
 
@@ -47,7 +48,7 @@ class Terms:
     orphan_grace: float
 
 
-def error_code(error: TideboxError) -> frames.Code:
+def error_code(error: TideboxError) -> Code:
     """The protocol's word for an error of ours."""
     if isinstance(error, Busy):
         return "SANDBOX_OVERLOADED"
@@ -85,7 +86,7 @@ class _Run:
                 await self._wait_for_reader()
         elif isinstance(event, Started):
             self._expect_end(self._order.spec.limits.timeout)
-            self._outbox.put(frames.status(self.id, "running"))
+            self._outbox.put(frames.status(self.id, Status.RUNNING))
 
     async def _wait_for_reader(self) -> None:
         """Hold the program up, but not longer than it may run: what is left of a dead one is little, and its slot is
@@ -126,15 +127,15 @@ class _Run:
                 self._outbox.put_output(self.id, name, text, len(text))
 
 
-def _status(ending: Ending) -> frames.Status:
+def _status(ending: Ending) -> Status:
     if ending.outcome is Outcome.EXITED:
-        return "completed" if ending.exit_code == 0 else "failed"
+        return Status.COMPLETED if ending.exit_code == 0 else Status.FAILED
     return _STATUS[ending.outcome]
 
 
-def _resources(usage: Usage) -> frames.ResourceUsage:
+def _resources(usage: Usage) -> ResourceUsage:
     memory, cpu = usage.memory_peak, usage.cpu_seconds
-    return frames.ResourceUsage(
+    return ResourceUsage(
         None if memory is None else math.ceil(memory / MIB),
         None if cpu is None else round(cpu * 1000),
     )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from tidebox.api import problems
 from tidebox.api.asgi import Receive, Scope, Send, caller_of, context_of, header
-from tidebox.api.fathom.frames import VERSION
 from tidebox.api.fathom.outbox import Outbox
 from tidebox.api.fathom.session import Session, Terms
 from tidebox.errors import InvalidRequest
+from tidebox.protocols.fathom import VERSION
 
 if TYPE_CHECKING:
     from tidebox.api.services import Services

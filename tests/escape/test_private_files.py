@@ -15,7 +15,7 @@ from tests.boxes import is_root
 from tests.escape.probes import AsyncRun, Run, said
 
 LIBRARY = next(iter(sorted(Path("/usr/lib").glob("*/libc.so.6"))), Path("/usr/bin/env")).as_posix()
-FILES = [LIBRARY, "/usr/bin", "/usr", "/", "/etc/passwd", "/etc/ssl/certs", "/.tidebox/park.js"]
+FILES = [LIBRARY, "/usr/bin", "/usr", "/", "/etc/passwd", "/etc/ssl", "/.tidebox/park.js"]
 DEVICES = ["/dev/null", "/dev/zero", "/dev", "/proc/kallsyms"]
 
 # Holds a lock of its own kind long enough for every other that begins at the same time.

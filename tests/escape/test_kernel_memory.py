@@ -30,7 +30,9 @@ from tidebox.model.result import Outcome, Result
 
 UNCHARGED = 4 * MIB
 _TRIES = 3
-_SECONDS = 30.0
+_SECONDS = 60.0
+# How long what ends a box for memory that is charged to nobody may take to find it, on a slow machine.
+_GUARD_SECONDS = 10.0
 # No more than this process may have: a box cannot be given more.
 _DESCRIPTORS = min(65_536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -108,7 +110,9 @@ def _uncharged(runner: BoxRunner, kernel: Kernel) -> tuple[int, str]:
         os.kill(pid, signal.SIGUSR1)
         pid = _heir(pid, f"d{tag}", run)
         # What is charged is taken from a stock of each processor, some pages at a time.
-        grown, charged = _grown(before), _charged(group) - charged
+        uncharged = _grown(before) - (_charged(group) - charged)
+        if uncharged >= UNCHARGED:
+            _await_end(run)
         os.kill(pid, signal.SIGUSR1)
     except _Ended:
         # What no kernel charges ends the box before there is much of it.
@@ -116,7 +120,7 @@ def _uncharged(runner: BoxRunner, kernel: Kernel) -> tuple[int, str]:
         return 0, "fewer"
     finally:
         result = run.result(timeout=2 * _SECONDS)
-    return grown - charged, result.stdout.decode()
+    return uncharged, result.stdout.decode()
 
 
 def _process(name: str, run: Future[Result]) -> int:
@@ -147,6 +151,13 @@ def _heir(pid: int, name: str, run: Future[Result]) -> int:
 
 class _Ended(Exception):
     """The program is over before it has made all."""
+
+
+def _await_end(run: Future[Result]) -> None:
+    """Give the guard its time; raises ``_Ended`` if the box is ended."""
+    with contextlib.suppress(TimeoutError):
+        run.result(timeout=_GUARD_SECONDS)
+        raise _Ended
 
 
 def _until(run: Future[Result], look: Callable[[], int | None]) -> int:

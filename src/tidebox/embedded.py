@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 
 from tidebox.config import Settings, load_settings, session_environment
 from tidebox.errors import InvalidRequest, StartupTimeout
+from tidebox.model.box import BoxSpec, CaptureRule
 from tidebox.model.events import Event, Output
 from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command
 from tidebox.model.limits import Limits, make_limits
+from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.result import Result
-from tidebox.runtime.base import BoxSpec, CaptureRule, Ending, Order, Report, Sink, Switch
+from tidebox.model.runtimes import Report
+from tidebox.model.switch import Switch
 from tidebox.runtime.driver import Driver
 from tidebox.runtime.images import ImageStore
 from tidebox.runtime.native.runtime import NativeRuntime

@@ -25,10 +25,10 @@ from tidebox.config import Settings
 from tidebox.data_dir import DataDir
 from tidebox.embedded import Engine
 from tidebox.errors import Conflict, GuaranteeMissing, InvalidRequest, RuntimeUnavailable
+from tidebox.model.box import BoxSpec
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.policy import Policy, Request, terms_of
-from tidebox.model.runtimes import Runtimes
-from tidebox.runtime.base import BoxSpec, Report
+from tidebox.model.runtimes import Report, Runtimes
 from tidebox.runtime.registry import describe_runtimes, resolve_image
 
 if TYPE_CHECKING:

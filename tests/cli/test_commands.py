@@ -11,7 +11,7 @@ import pytest
 import tidebox as package
 from tests.boxes import missing_guarantees
 from tests.cli.command import TIDEBOX, error_line, tidebox
-from tidebox.runtime.base import Guarantee
+from tidebox.model.runtimes import Guarantee
 
 
 def test_version() -> None:

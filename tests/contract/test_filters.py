@@ -11,8 +11,8 @@ import pytest
 from tests.boxes import is_root
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
+from tidebox.model.box import BoxSpec, Command
 from tidebox.model.events import Output
-from tidebox.runtime.base import BoxSpec, Command
 from tidebox.runtime.native import spawner
 from tidebox.runtime.native.box import NativeBox
 from tidebox.runtime.native.runtime import NativeRuntime

@@ -17,9 +17,10 @@ from tests.contract.test_single import template_of
 from tests.contract.test_spare import STATE
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
+from tidebox.model.box import BoxSpec, Command
 from tidebox.model.events import Exited
 from tidebox.model.launch import encode_program, plan_code
-from tidebox.runtime.base import Box, BoxSpec, Command
+from tidebox.runtime.base import Box
 from tidebox.runtime.native.runtime import NativeRuntime
 from tidebox.runtime.native.spawner import Spawner
 

@@ -20,7 +20,7 @@ import asyncio, sys
 from pathlib import Path
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
-from tidebox.runtime.base import BoxSpec, Command
+from tidebox.model.box import BoxSpec, Command
 
 async def main():
     engine = Engine(load_settings(data_dir=Path(sys.argv[1]), allow_weak_isolation=True), pool=False)

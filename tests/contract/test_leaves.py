@@ -13,9 +13,10 @@ import pytest
 from tests.boxes import cgroups_of, is_root
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
+from tidebox.model.box import BoxSpec, Command
 from tidebox.model.events import Event, Exited, Output
 from tidebox.model.limits import MIB, Limits
-from tidebox.runtime.base import Box, BoxSpec, Command, Exec
+from tidebox.runtime.base import Box, Exec
 from tidebox.runtime.native.runtime import NativeRuntime
 
 HOG = """

@@ -15,9 +15,11 @@ from tidebox.config import load_settings
 from tidebox.embedded import Engine
 from tidebox.errors import ExecFailed, FileOperationFailed, PayloadTooLarge, UnknownImage
 from tidebox.files.trees import TreeLimits
+from tidebox.model.box import BoxSpec, CaptureRule, Command
 from tidebox.model.events import Event, Exited, Output, Started
 from tidebox.model.limits import MIB, Limits
-from tidebox.runtime.base import Box, BoxSpec, CaptureRule, Command, Exec, Guarantee
+from tidebox.model.runtimes import Guarantee
+from tidebox.runtime.base import Box, Exec
 from tidebox.runtime.native.runtime import NativeRuntime
 
 RUNTIMES = ("native",)

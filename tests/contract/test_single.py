@@ -22,9 +22,10 @@ from tests.contract.test_runtime import collect, output
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.errors import BoxGone, ExecFailed, PayloadTooLarge, ProvisionFailed, RuntimeUnavailable, TideboxError
+from tidebox.model.box import BoxSpec, Command
 from tidebox.model.events import Exited
 from tidebox.model.limits import MIB, Limits
-from tidebox.runtime.base import Box, BoxSpec, Command, Exec
+from tidebox.runtime.base import Box, Exec
 from tidebox.runtime.native.box import NativeBox
 from tidebox.runtime.native.runtime import NativeRuntime
 from tidebox.runtime.native.spawner import Spawner

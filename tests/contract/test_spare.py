@@ -15,7 +15,8 @@ from tests.boxes import in_boxes, init_of, is_root
 from tests.contract.test_leaves import run
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
-from tidebox.runtime.base import Box, BoxSpec, Command
+from tidebox.model.box import BoxSpec, Command
+from tidebox.runtime.base import Box
 
 # Everything that a program is given by whoever starts it.
 STATE = """

@@ -260,7 +260,7 @@ def test_the_library_call_raises_and_the_process_ends(tmp_path: Path) -> None:
 
 
 async def test_cancelling_a_start_that_hangs_ends_it(runner: BoxRunner) -> None:
-    from tidebox.runtime.base import Switch
+    from tidebox.model.switch import Switch
 
     (spawner,) = parts(runner)["spawner"]
     os.kill(spawner, signal.SIGSTOP)

@@ -16,7 +16,7 @@ from typing import Any
 from tests.wire.agents import agent_link
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
-from tidebox.runtime.base import BoxSpec
+from tidebox.model.box import BoxSpec
 from tidebox.runtime.native.box import NativeBox
 from tidebox.runtime.relay import Relay
 from tidebox.wire.generations import GENERATION

@@ -10,12 +10,15 @@ from typing import Any
 
 from tidebox.broker.meter import Meter
 from tidebox.errors import TideboxError
+from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Exited, Output, Started
 from tidebox.model.launch import plan_code
+from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import Outcome, Usage
 from tidebox.model.run import Conclusion
-from tidebox.runtime.base import BoxSpec, Ending, Order, Runner, Sink, Switch
+from tidebox.model.switch import Switch
+from tidebox.runtime.base import Runner
 
 ADA = Caller(Principal("ada"), "192.0.2.1", "req-a", "test")
 BOB = Caller(Principal("bob"), "192.0.2.2", "req-b", "test")

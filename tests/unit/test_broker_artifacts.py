@@ -9,9 +9,10 @@ from typing import Any, cast
 
 from tidebox.broker.artifacts import ArtifactRules, Artifacts
 from tidebox.broker.meter import Meter
+from tidebox.model.box import CapturedFile, CapturedTree, CaptureRule
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.run import Run, RunFacts
-from tidebox.runtime.base import Box, CapturedFile, CapturedTree, CaptureRule
+from tidebox.runtime.base import Box
 from tidebox.store.base import Creation
 from tidebox.store.memory import MemoryStore
 

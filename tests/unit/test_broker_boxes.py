@@ -19,13 +19,14 @@ from tidebox.broker.frame import Frame
 from tidebox.broker.stdin import StdinRules
 from tidebox.broker.work import Work
 from tidebox.errors import BoxGone, ShuttingDown
+from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Exited, Output, Started
 from tidebox.model.launch import plan_code
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.log import Began, Ended, LogEntry, PhaseChanged, Truncated
+from tidebox.model.order import Order
 from tidebox.model.result import Outcome
 from tidebox.model.run import Phase, Reason, Run, RunFacts
-from tidebox.runtime.base import BoxSpec, Order
 from tidebox.store.memory import MemoryStore
 
 FACTS = RunFacts(runtime="native", base_image="host", spec_version="1.0", policy_hash="f00d")

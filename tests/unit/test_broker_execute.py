@@ -18,9 +18,9 @@ from tidebox.broker.broker import Broker, Load
 from tidebox.broker.execution import Execution
 from tidebox.errors import AuditUnavailable, BoxGone, InternalError, Overloaded, QueueExpired, ShuttingDown
 from tidebox.model.events import Event, Output
+from tidebox.model.order import Ending
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import Outcome
-from tidebox.runtime.base import Ending
 from tidebox.store.memory import MemoryStore
 
 MakeBroker = Callable[..., Broker]

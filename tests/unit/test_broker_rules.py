@@ -17,6 +17,7 @@ from tidebox.broker.quotas import Quotas, day_of
 from tidebox.broker.stdin import StdinRules
 from tidebox.broker.work import Work, decode_work, encode_work
 from tidebox.errors import IdempotencyConflict, InvalidRequest, Overloaded, QuotaExceeded, TideboxError
+from tidebox.model.box import BoxSpec
 from tidebox.model.events import Output, StreamName
 from tidebox.model.idempotency import Answered, Claim, fingerprint, settle
 from tidebox.model.launch import plan_code
@@ -33,7 +34,6 @@ from tidebox.model.run import (
     conclusion_of_failure,
     sources,
 )
-from tidebox.runtime.base import BoxSpec
 from tidebox.store.base import Holdings
 
 

@@ -32,6 +32,7 @@ from tidebox.errors import (
     ShuttingDown,
     StoreUnavailable,
 )
+from tidebox.model.box import BoxSpec
 from tidebox.model.events import Output
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.launch import plan_code
@@ -40,7 +41,6 @@ from tidebox.model.log import Began, Ended, InputClosed, LogEntry, PhaseChanged,
 from tidebox.model.principal import Caller
 from tidebox.model.result import Outcome
 from tidebox.model.run import Conclusion, Phase, Reason, Run, RunFacts, Transition, ended
-from tidebox.runtime.base import BoxSpec
 from tidebox.store.base import Creation
 from tidebox.store.memory import MemoryStore
 

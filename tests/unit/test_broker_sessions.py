@@ -17,13 +17,13 @@ from tidebox.broker.keeping import Keeper
 from tidebox.broker.runs import Receipt
 from tidebox.broker.work import Work
 from tidebox.errors import NotFound, StoreUnavailable
+from tidebox.model.box import BoxSpec
 from tidebox.model.idempotency import Claim
 from tidebox.model.ids import new_id
 from tidebox.model.launch import plan_code
 from tidebox.model.principal import Caller
 from tidebox.model.run import Phase, Reason, RunFacts
 from tidebox.model.session import Session
-from tidebox.runtime.base import BoxSpec
 from tidebox.store.memory import MemoryStore
 
 MakeBroker = Callable[..., Awaitable[Broker]]

@@ -27,8 +27,8 @@ from tidebox.files.trees import (
     size_of,
     walk,
 )
+from tidebox.model.box import CaptureRule
 from tidebox.runtime import capture
-from tidebox.runtime.base import CaptureRule
 
 REFUSED = r"Not a directory|symbolic links|not a regular file|No such file"
 LIMITS = TreeLimits(max_bytes=1 << 20, max_entries=1000, max_depth=8)

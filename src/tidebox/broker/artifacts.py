@@ -20,9 +20,10 @@ from tidebox.errors import NotFound, StoreUnavailable
 from tidebox.files.kinds import HEAD_BYTES, content_type
 from tidebox.files.trees import directory_beneath, open_beneath, opened, remove_tree
 from tidebox.model.artifact import Artifact
+from tidebox.model.box import CapturedFile, CapturedTree, CaptureRule
 from tidebox.model.limits import MIB
 from tidebox.model.run import Run
-from tidebox.runtime.base import Box, CapturedFile, CapturedTree, CaptureRule
+from tidebox.runtime.base import Box
 from tidebox.store.base import Store
 
 _log = logging.getLogger(__name__)

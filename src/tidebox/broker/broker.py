@@ -23,9 +23,10 @@ from tidebox.broker.scheduler import Scheduler
 from tidebox.broker.sessions import Sessions
 from tidebox.errors import ShuttingDown, TideboxError
 from tidebox.model.artifact import Artifact
+from tidebox.model.order import Order, Sink
 from tidebox.model.principal import Caller
 from tidebox.model.summary import Summary
-from tidebox.runtime.base import Order, Runner, Sink
+from tidebox.runtime.base import Runner
 from tidebox.store.base import Store
 
 

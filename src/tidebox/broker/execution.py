@@ -10,10 +10,12 @@ from tidebox.broker.meter import Meter
 from tidebox.broker.scheduler import Place, Scheduler, Ticket
 from tidebox.errors import QueueExpired, ShuttingDown, TideboxError
 from tidebox.model.ids import new_id
+from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.principal import Caller
 from tidebox.model.result import Outcome, Usage
 from tidebox.model.run import Conclusion, conclusion_of, conclusion_of_failure
-from tidebox.runtime.base import Ending, Order, Runner, Sink, Switch
+from tidebox.model.switch import Switch
+from tidebox.runtime.base import Runner
 
 _NEVER_STARTED = Ending(
     outcome=Outcome.CANCELLED, exit_code=None, signal=None, usage=Usage(wall_seconds=0.0), captured=None

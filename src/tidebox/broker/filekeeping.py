@@ -17,10 +17,11 @@ from tidebox.broker.uploads import Uploads
 from tidebox.broker.work import Work
 from tidebox.broker.workspaces import Held, Workspaces
 from tidebox.errors import StoreUnavailable
+from tidebox.model.order import Ending, Order
 from tidebox.model.principal import Caller
 from tidebox.model.run import Run
 from tidebox.model.source import GitSource
-from tidebox.runtime.base import Box, Ending, Order
+from tidebox.runtime.base import Box
 from tidebox.store.base import Store
 
 _log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidebox.broker.work import Work
+from tidebox.model.order import Ending, Order
 from tidebox.model.run import Run
-from tidebox.runtime.base import Ending, Order
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from tidebox.broker.stdin import StdinRules
 from tidebox.broker.work import Work
 from tidebox.errors import InvalidRequest, PayloadTooLarge, UnknownImage
 from tidebox.files.names import refuse, split_name
+from tidebox.model.box import BoxSpec
 from tidebox.model.launch import WORKSPACE, plan_command
 from tidebox.model.limits import MIB
 from tidebox.model.policy import Policy, Request, Terms, policy_hash, terms_of
@@ -20,7 +21,6 @@ from tidebox.model.runtimes import Runtimes
 from tidebox.model.session import Session
 from tidebox.model.source import GitSource
 from tidebox.model.words import check_words
-from tidebox.runtime.base import BoxSpec
 
 MAX_INLINE_BYTES = MIB
 _MAX_INLINE_DEPTH = 10

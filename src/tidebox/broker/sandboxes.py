@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidebox.errors import BoxGone, CapabilityDenied
+from tidebox.model.box import Command
 from tidebox.model.principal import Actor, Principal
 from tidebox.model.sandbox import Capability
-from tidebox.runtime.base import Box, Command, Exec, Watch
+from tidebox.runtime.base import Box, Exec, Watch
 
 
 class Inside(Protocol):

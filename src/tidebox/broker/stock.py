@@ -8,8 +8,10 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from tidebox.errors import StartupTimeout, TideboxError
+from tidebox.model.box import BoxSpec
 from tidebox.model.ids import new_id
-from tidebox.runtime.base import STARTUP_SECONDS, Box, BoxSpec, Runtime
+from tidebox.model.order import STARTUP_SECONDS
+from tidebox.runtime.base import Box, Runtime
 
 _log = logging.getLogger(__name__)
 

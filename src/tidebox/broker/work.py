@@ -9,10 +9,11 @@ import msgspec
 
 from tidebox.broker.stdin import StdinRules
 from tidebox.errors import InvalidRequest
+from tidebox.model.box import BoxSpec
 from tidebox.model.launch import Launch
 from tidebox.model.limits import MIB, RANGES
+from tidebox.model.order import CANCEL_GRACE_SECONDS, STARTUP_SECONDS, Order
 from tidebox.model.source import GitSource
-from tidebox.runtime.base import CANCEL_GRACE_SECONDS, STARTUP_SECONDS, BoxSpec, Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,8 @@ from tidebox.model.run import (
     conclusion_of_failure,
     ended,
 )
-from tidebox.runtime.base import Runner, Switch
+from tidebox.model.switch import Switch
+from tidebox.runtime.base import Runner
 from tidebox.store.base import Store
 
 _RETRY_SECONDS = 0.1

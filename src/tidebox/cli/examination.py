@@ -13,7 +13,7 @@ from tidebox.embedded import Engine, run_on
 from tidebox.errors import TideboxError
 from tidebox.model.limits import MIB
 from tidebox.model.result import Outcome, Result
-from tidebox.runtime.base import Finding, Guarantee
+from tidebox.model.runtimes import Finding, Guarantee
 
 # Printed by a program in a box: what it is, what it sees, what it is refused.
 _LOOK_AROUND = """

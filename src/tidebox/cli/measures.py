@@ -30,8 +30,8 @@ from tidebox.cli.yardsticks import BareProgram, YardstickFailed, bubblewrap, pip
 from tidebox.config import Settings, load_settings
 from tidebox.embedded import Answer, Engine, call_on, run_on
 from tidebox.errors import TideboxError
+from tidebox.model.box import BoxSpec
 from tidebox.model.limits import MIB
-from tidebox.runtime.base import BoxSpec
 from tidebox.runtime.link import Link
 
 WARM_UP = 3

@@ -21,7 +21,9 @@ from tidebox.errors import ExecFailed, InvalidRequest
 from tidebox.model.events import Event, Output
 from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command
 from tidebox.model.limits import Limits, make_limits
-from tidebox.runtime.base import Ending, Finding, Switch
+from tidebox.model.order import Ending
+from tidebox.model.runtimes import Finding
+from tidebox.model.switch import Switch
 
 _DESCRIPTORS = {"stdout": 1, "stderr": 2}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

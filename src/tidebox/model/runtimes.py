@@ -1,11 +1,56 @@
-"""What clients are told of the ways to isolate that this server has, and of those it has not."""
+"""Runtimes as data: what each guarantees on this machine, and what clients are told of those that are here or not."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tidebox.errors import RuntimeUnavailable
+
+
+class Guarantee(enum.Enum):
+    """What a policy may rely on. A runtime that cannot give one says so before a box is opened."""
+
+    USER_SEPARATION = "user_separation"
+    FILE_SYSTEM = "file_system"
+    PRIVATE_FILES = "private_files"
+    PROCESSES = "processes"
+    NETWORK = "network"
+    IPC = "ipc"
+    SYSCALL_FILTER = "syscall_filter"
+    NO_PRIVILEGES = "no_privileges"
+    MEMORY = "memory"
+    PIDS = "pids"
+    CPU = "cpu"
+    DISK = "disk"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Whether one guarantee is enforced, how, and otherwise what helps."""
+
+    guarantee: Guarantee
+    enforced: bool
+    how: str
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a runtime can do on this machine."""
+
+    runtime: str
+    available: bool
+    findings: tuple[Finding, ...]
+    reason: str | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[Finding, ...]:
+        """The guarantees that cannot be given here."""
+        return tuple(finding for finding in self.findings if not finding.enforced)
 
 
 @dataclass(frozen=True, slots=True)

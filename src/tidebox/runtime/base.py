@@ -9,197 +9,19 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import enum
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from pathlib import Path
 
-from tidebox.errors import InvalidRequest
 from tidebox.files.trees import Tally, TreeLimits
 from tidebox.files.watching import Change
+from tidebox.model.box import BoxSpec, Captured, CapturedTree, CaptureRule, Command, FileInfo
 from tidebox.model.events import Event
 from tidebox.model.launch import Cell as CellKind
-from tidebox.model.launch import Launch
 from tidebox.model.limits import Limits
-from tidebox.model.result import Outcome, Usage
-
-WORKSPACE = "/workspace"
-CANCEL_GRACE_SECONDS = 2.0
-STARTUP_SECONDS = 20.0
-
-
-class Guarantee(enum.Enum):
-    """What a policy may rely on. A runtime that cannot give one says so before a box is opened."""
-
-    USER_SEPARATION = "user_separation"
-    FILE_SYSTEM = "file_system"
-    PRIVATE_FILES = "private_files"
-    PROCESSES = "processes"
-    NETWORK = "network"
-    IPC = "ipc"
-    SYSCALL_FILTER = "syscall_filter"
-    NO_PRIVILEGES = "no_privileges"
-    MEMORY = "memory"
-    PIDS = "pids"
-    CPU = "cpu"
-    DISK = "disk"
-    TIME = "time"
-
-
-class Switch:
-    """What is set once; whoever asked for that is called, at once if it was set before."""
-
-    __slots__ = ("_is_set", "_callbacks")
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._callbacks: list[Callable[[], None]] = []
-
-    def is_set(self) -> bool:
-        """Whether it was set."""
-        return self._is_set
-
-    def set(self) -> None:
-        """Set it, for good."""
-        self._is_set = True
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
-
-    def on_set(self, callback: Callable[[], None]) -> None:
-        """Have something called."""
-        if self._is_set:
-            callback()
-        else:
-            self._callbacks.append(callback)
-
-    def forget(self, callback: Callable[[], None]) -> None:
-        """Have it not called any more; nothing happens if it was."""
-        if callback in self._callbacks:
-            self._callbacks.remove(callback)
-
-    async def wait(self) -> None:
-        """Wait until it is set."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def wake() -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        self.on_set(wake)
-        try:
-            await waiter
-        finally:
-            self.forget(wake)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Whether one guarantee is enforced, how, and otherwise what helps."""
-
-    guarantee: Guarantee
-    enforced: bool
-    how: str
-    remedy: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a runtime can do on this machine."""
-
-    runtime: str
-    available: bool
-    findings: tuple[Finding, ...]
-    reason: str | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def missing(self) -> tuple[Finding, ...]:
-        """The guarantees that cannot be given here."""
-        return tuple(finding for finding in self.findings if not finding.enforced)
-
-
-# What the command of such a box may take, however its characters are written.
-_SINGLE_BYTES = 60_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoxSpec:
-    """What kind of box to open."""
-
-    image: str = "host"
-    limits: Limits = field(default_factory=Limits)
-    executable: bool = True
-    """Whether files in /workspace and /tmp may be executed."""
-    single: bool = False
-    """For one ``Command.single`` and nothing else: the box has no agent, and so no files, terminals or second exec."""
-    shared: bool = False
-    """Long-lived, with several execs at once: each gets a cgroup leaf of its own. ``limits.memory`` is beside what the
-    box's file systems take."""
-    sandbox_id: str | None = None
-    """Where given, external clients reach the box's agent at ``<data-dir>/run/agents/<sandbox_id>.sock``."""
-
-    def __post_init__(self) -> None:
-        if self.single and (self.shared or self.sandbox_id is not None):
-            raise ValueError("a box for a single program is nobody else's")
-        if self.sandbox_id is not None and not re.fullmatch(r"sb-[a-z0-9]{1,40}", self.sandbox_id):
-            raise InvalidRequest(f"not a sandbox id: {self.sandbox_id!r}", field="sandbox_id")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """A program to start in a box."""
-
-    argv: Sequence[str]
-    env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str = WORKSPACE
-    tty: tuple[int, int] | None = None
-    """Rows and columns of a terminal, None for pipes."""
-    cpu_seconds: int | None = None
-
-    @property
-    def single(self) -> bool:
-        """Whether a box for a single program can run it: without a terminal, and in one message."""
-        texts = (*self.argv, *self.env, *self.env.values())
-        return self.tty is None and sum(8 + 4 * len(text) for text in texts) < _SINGLE_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureRule:
-    """Which files of the workspace to copy out after the end, and how much of them."""
-
-    patterns: tuple[str, ...]
-    max_file_bytes: int = 64 * 1024 * 1024
-    max_total_bytes: int = 256 * 1024 * 1024
-    max_files: int = 1000
-    exclude: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """Files copied out of a workspace."""
-
-    files: dict[str, bytes]
-    skipped: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapturedFile:
-    """A file of a workspace that was copied out, or a link that was only noted."""
-
-    path: str
-    size: int
-    link_target: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapturedTree:
-    """Files copied out of a workspace into a directory."""
-
-    files: tuple[CapturedFile, ...]
-    skipped: Mapping[str, int]
-    """How many that matched were not taken, by the reason."""
+from tidebox.model.order import Ending, Order, Sink
+from tidebox.model.result import Usage
+from tidebox.model.runtimes import Report
+from tidebox.model.switch import Switch
 
 
 class Exec(abc.ABC):
@@ -227,17 +49,6 @@ class Exec(abc.ABC):
     @abc.abstractmethod
     async def resize(self, rows: int, columns: int) -> None:
         """Change the size of its terminal."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileInfo:
-    """What ``stat`` tells of a file in a box."""
-
-    path: str
-    kind: str
-    size: int
-    mode: int
-    modified: float
 
 
 class Files(abc.ABC):
@@ -398,43 +209,6 @@ class Runtime(abc.ABC):
     @abc.abstractmethod
     async def close(self) -> None:
         """Close every box and leave nothing behind."""
-
-
-Sink = Callable[[Event], Awaitable[None]]
-BoxHook = Callable[[Box], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What to run."""
-
-    launch: Launch
-    spec: BoxSpec
-    stdin: bytes | AsyncIterator[bytes] | None = None
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    capture: CaptureRule | None = None
-    tty: tuple[int, int] | None = None
-    prepare: BoxHook | None = None
-    """Called with the box before the program is started."""
-    harvest: BoxHook | None = None
-    """Called with the box when every process in it is dead and before it is closed."""
-    cancel_grace: float = CANCEL_GRACE_SECONDS
-    """How long the program may go on after it was told to end."""
-    kill: Switch | None = None
-    """When set, the program is ended at once, without that grace."""
-    startup_timeout: float = STARTUP_SECONDS
-    """How long it may take until the program is started."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How it ended."""
-
-    outcome: Outcome
-    exit_code: int | None
-    signal: int | None
-    usage: Usage
-    captured: Captured | None
 
 
 class Runner(abc.ABC):

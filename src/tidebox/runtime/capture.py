@@ -15,7 +15,7 @@ from pathlib import Path
 from tidebox.files.globs import Glob as Glob
 from tidebox.files.globs import Patience
 from tidebox.files.trees import Entry, copy_file, directory_beneath, open_regular, opened, walk
-from tidebox.runtime.base import Captured, CapturedFile, CapturedTree, CaptureRule
+from tidebox.model.box import Captured, CapturedFile, CapturedTree, CaptureRule
 
 _MAX_DEPTH = 32
 _MAX_LINK_TARGET = 1024

@@ -12,10 +12,13 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from tidebox.errors import BoxGone, ExecFailed, StartupTimeout
+from tidebox.model.box import Command
 from tidebox.model.events import Exited, Output
-from tidebox.model.launch import encode_program
+from tidebox.model.launch import WORKSPACE, encode_program
+from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.result import Outcome, Usage, conclude
-from tidebox.runtime.base import WORKSPACE, Box, Command, Ending, Exec, Order, Runner, Runtime, Sink, Switch
+from tidebox.model.switch import Switch
+from tidebox.runtime.base import Box, Exec, Runner, Runtime
 from tidebox.runtime.pool import CellKey, Pool
 
 # Behind the host's own clock, for the case that the host cannot keep it.

@@ -23,8 +23,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tidebox.errors import TideboxError
+from tidebox.model.box import BoxSpec, Command
 from tidebox.model.limits import Limits
-from tidebox.runtime.base import Box, BoxSpec, Command, Exec, Runtime
+from tidebox.runtime.base import Box, Exec, Runtime
 
 if TYPE_CHECKING:
     from tidebox.model.launch import Cell as CellKind

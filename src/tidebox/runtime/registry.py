@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tidebox.model.runtimes import GuaranteeFact, ResolvedImage, RuntimeInfo
-from tidebox.runtime.base import Report
+from tidebox.model.runtimes import GuaranteeFact, Report, ResolvedImage, RuntimeInfo
 from tidebox.runtime.images import ImageStore
 
 _BOUNDARIES = {"native": "namespaces", "docker": "container", "firecracker": "microvm"}

@@ -23,11 +23,11 @@ from tidebox.broker.audit import Audit
 from tidebox.broker.sandboxes import Access, Gate, Sandbox
 from tidebox.config import load_settings
 from tidebox.errors import Forbidden, Unauthorized
+from tidebox.model.box import BoxSpec
 from tidebox.model.ids import new_id
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.principal import Principal
 from tidebox.model.sandbox import ALL_CAPABILITIES, Capability
-from tidebox.runtime.base import BoxSpec
 
 SECONDS = 30.0
 # No more memory than files: a full workspace must not be what a sandbox dies of.

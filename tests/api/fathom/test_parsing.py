@@ -23,8 +23,8 @@ from tidebox.api.fathom.requests import (
     parse,
 )
 from tidebox.model.limits import MIB
+from tidebox.model.order import Order
 from tidebox.protocols.fathom import Cancel, Execute, Ping
-from tidebox.runtime.base import Order
 
 MISSING = object()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tidebox.errors import InvalidRequest
+from tidebox.model.box import Command
+from tidebox.model.launch import WORKSPACE
 from tidebox.model.words import check_words
-from tidebox.runtime.base import WORKSPACE, Command
 
 MAX_ARGUMENTS = 4096
 MAX_PATH_BYTES = 4096

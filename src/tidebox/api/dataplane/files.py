@@ -11,9 +11,10 @@ from typing import Any
 from tidebox.api.dataplane.commands import box_path
 from tidebox.api.dataplane.failures import file_errno
 from tidebox.errors import Conflict, FileOperationFailed, InvalidRequest
+from tidebox.model.box import FileInfo
 from tidebox.model.ids import new_id
 from tidebox.model.moments import iso_time
-from tidebox.runtime.base import FileInfo, Files
+from tidebox.runtime.base import Files
 
 _UPLOAD_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _MODE = re.compile(r"[0-7]{3,4}", re.ASCII)

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 from tidebox.api.dataplane import frames
 from tidebox.broker.sandboxes import LiveSandbox
 from tidebox.errors import Conflict, InternalError, InvalidRequest, NotFound, QuotaExceeded, TideboxError
+from tidebox.model.box import Command
 from tidebox.model.events import Exited, Output, Started, StreamName
 from tidebox.model.ids import new_id
 from tidebox.model.limits import KIB, MIB
 from tidebox.model.sandbox import Capability
-from tidebox.runtime.base import Command, Exec
+from tidebox.runtime.base import Exec
 
 WINDOW_BYTES = 256 * KIB
 KEPT_BYTES = MIB

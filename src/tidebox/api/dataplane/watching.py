@@ -16,8 +16,9 @@ from tidebox.api.dataplane.paths import Target
 from tidebox.broker.sandboxes import Access
 from tidebox.errors import CapabilityDenied, Conflict, TideboxError, Unauthorized
 from tidebox.files.watching import Change, Kind
+from tidebox.model.launch import WORKSPACE
 from tidebox.model.sandbox import Capability
-from tidebox.runtime.base import WORKSPACE, Watch
+from tidebox.runtime.base import Watch
 
 _log = structlog.get_logger("tidebox.api")
 

@@ -7,10 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tidebox.api.fathom.requests import MAX_CODE_BYTES, MAX_STDIN_BYTES, Refused, parse_env, shown
+from tidebox.model.box import BoxSpec
 from tidebox.model.launch import plan_code
 from tidebox.model.limits import MIB, RANGES, Limits
+from tidebox.model.order import Order
 from tidebox.protocols.fathom import Execute
-from tidebox.runtime.base import BoxSpec, Order
 
 LANGUAGES = ("python", "javascript", "shell", "elixir")
 DEFAULT_CPU_SHARES = 512

@@ -20,10 +20,10 @@ from tidebox.broker.execution import Execution
 from tidebox.errors import Busy, ExecFailed, InvalidRequest, TideboxError, UnknownLanguage
 from tidebox.model.events import Event, Output, Started, StreamName
 from tidebox.model.limits import MIB
+from tidebox.model.order import Ending, Order
 from tidebox.model.principal import Caller
 from tidebox.model.result import Outcome, Usage
 from tidebox.protocols.fathom import Cancel, Code, Execute, Ping, Request, ResourceUsage, Status
-from tidebox.runtime.base import Ending, Order
 
 # However a program takes being cancelled, it is dead after this time.
 _CANCEL_SECONDS = 3.0

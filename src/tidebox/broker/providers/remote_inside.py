@@ -27,9 +27,11 @@ from tidebox.errors import (
     TideboxError,
 )
 from tidebox.files.watching import Change, Kind
+from tidebox.model.box import Command
 from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.launch import WORKSPACE
 from tidebox.model.limits import KIB, MIB
-from tidebox.runtime.base import WORKSPACE, Command, Exec, Watch
+from tidebox.runtime.base import Exec, Watch
 
 if TYPE_CHECKING:
     from tidebox.broker.providers.remote_sandbox import RemoteSandbox

@@ -8,7 +8,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from tidebox.errors import AgentProtocolError, FileOperationFailed
-from tidebox.runtime.base import FileInfo, Files
+from tidebox.model.box import FileInfo
+from tidebox.runtime.base import Files
 from tidebox.runtime.link.flows import BulkSession, chunks_of
 from tidebox.runtime.link.session import Session
 from tidebox.wire import bulk

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from tidebox.errors import BoxGone, ExecFailed, TideboxError
 from tidebox.files.trees import Tally, TreeLimits
+from tidebox.model.box import Captured, CapturedTree, CaptureRule, Command
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.result import Usage
 from tidebox.runtime import workspaces
-from tidebox.runtime.base import Box, Captured, CapturedTree, CaptureRule, Command, Exec, Files, Watch
+from tidebox.runtime.base import Box, Exec, Files, Watch
 from tidebox.runtime.capture import capture, capture_into
 from tidebox.runtime.link import Link
 from tidebox.runtime.native.descriptors import Descriptors

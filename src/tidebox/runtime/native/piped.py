@@ -20,8 +20,9 @@ from struct import Struct
 from typing import NamedTuple
 
 from tidebox import errors
+from tidebox.model.box import Command
 from tidebox.model.events import Event, Exited, Output, Started, StdinRefused, StreamName
-from tidebox.runtime.base import Command, Exec
+from tidebox.runtime.base import Exec
 from tidebox.runtime.native.descriptors import Descriptors
 from tidebox.runtime.native.spawner import ORDER_FORMAT
 

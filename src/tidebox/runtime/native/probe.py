@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tidebox.errors import ProvisionFailed, RuntimeUnavailable, TideboxError
-from tidebox.runtime.base import Finding, Guarantee, Report
+from tidebox.model.runtimes import Finding, Guarantee, Report
 from tidebox.runtime.native.plan import HostFacts, OwnFiles
 
 _CGROUP_REMEDY_ROOT = (

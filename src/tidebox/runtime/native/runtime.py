@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tidebox.errors import GuaranteeMissing, ProvisionFailed, RuntimeUnavailable
+from tidebox.model.box import BoxSpec, Command
 from tidebox.model.launch import Cell as CellKind
 from tidebox.model.limits import Limits
+from tidebox.model.runtimes import Report
 from tidebox.runtime import launchers
-from tidebox.runtime.base import Box, BoxSpec, Command, Exec, Report, Runtime
+from tidebox.runtime.base import Box, Exec, Runtime
 from tidebox.runtime.images import Image, ImageStore
 from tidebox.runtime.link import Link
 from tidebox.runtime.native import host, probe

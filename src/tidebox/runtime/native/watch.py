@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from tidebox.errors import BoxGone, FileOperationFailed, InvalidRequest, QuotaExceeded
 from tidebox.files.watching import Change, TreeWatch
-from tidebox.runtime.base import WORKSPACE, Watch
+from tidebox.model.launch import WORKSPACE
+from tidebox.runtime.base import Watch
 
 MAX_WATCHES = 16
 """Of one box; each is one of the machine's ``fs.inotify.max_user_instances``."""

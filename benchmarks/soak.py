@@ -23,6 +23,7 @@ from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.model.limits import MIB
 from tidebox.model.result import Outcome
+from tidebox.runtime.native.runtime import NativeRuntime
 
 WARM_UP_SECONDS = 15.0
 SETTLING_SECONDS = 2.0
@@ -75,6 +76,7 @@ async def run_until(engine: Engine, deadline: float, tally: Tally, seed: int) ->
 
 def footprint(engine: Engine) -> dict[str, int]:
     """What of the machine is in use for this engine."""
+    assert isinstance(engine.runtime, NativeRuntime)
     spawner = engine.runtime.spawner_pid()
     status = Path("/proc/self/status").read_text()
     groups = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")]

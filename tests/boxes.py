@@ -24,6 +24,7 @@ import pytest
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.model.result import Result
+from tidebox.runtime.native.runtime import NativeRuntime
 
 ROOT = Path(__file__).parent.parent
 
@@ -158,7 +159,7 @@ def assert_nothing_left(runner: BoxRunner, within: float = 30.0) -> None:
     while True:
         kept = runner.engine.pool.parked_total()
         live = runner.engine.runtime.live_boxes()
-        leaves = count_leaves(runner.engine.runtime.spawner_pid())
+        leaves = count_leaves(native(runner.engine).spawner_pid())
         # The spawner keeps a few empty leaves ready; they hold no process.
         if live <= kept and leaves["populated"] <= kept:
             return
@@ -172,6 +173,12 @@ def cgroups_of(spawner_pid: int | None) -> list[Path]:
     prefix = f"tidebox-{spawner_pid}-"
     walk = os.walk("/sys/fs/cgroup")
     return [Path(place, name) for place, names, _ in walk for name in names if name.startswith(prefix)]
+
+
+def native(engine: Engine) -> NativeRuntime:
+    """The runtime of an engine, for what is told of the native one only."""
+    assert isinstance(engine.runtime, NativeRuntime)
+    return engine.runtime
 
 
 def count_leaves(spawner_pid: int | None) -> dict[str, int]:

@@ -13,64 +13,82 @@ from tidebox.config import Settings, load_settings, session_environment
 from tidebox.errors import InvalidRequest, StartupTimeout
 from tidebox.model.box import BoxSpec, CaptureRule
 from tidebox.model.events import Event, Output
-from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command
+from tidebox.model.launch import WORKSPACE, Cell, Launch, plan_code, plan_command
 from tidebox.model.limits import Limits, make_limits
 from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.result import Result
 from tidebox.model.runtimes import Report
 from tidebox.model.switch import Switch
+from tidebox.runtime.base import Runtime, RuntimeSettings
 from tidebox.runtime.driver import Driver
-from tidebox.runtime.images import ImageStore
-from tidebox.runtime.native.runtime import NativeRuntime
 from tidebox.runtime.pool import CellKey, Pool
+from tidebox.runtime.registry import load
+from tidebox.runtime.runners import Runners, RuntimeRunner
 
 Answer = TypeVar("Answer")
 
 
 class Engine:
-    """Native runtime, pool and driver, living on one event loop."""
+    """The runtimes with their pools and drivers, living on one event loop; ``runtime`` and so on are the default's."""
 
     def __init__(
         self, settings: Settings | None = None, *, pool: bool = True, shapes: Sequence[BoxSpec] = (BoxSpec(),)
     ) -> None:
-        """``shapes`` are those of the boxes that the pool keeps ready, each as many as the settings say."""
+        """``shapes`` are those of the boxes that the pool keeps ready, each as many as the settings say.
+
+        Raises ``RuntimeUnavailable`` where there is no runtime of the name that the settings say.
+        """
         self.settings = settings or load_settings()
-        self.images = ImageStore(self.settings.data_dir / "images")
-        self.runtime = NativeRuntime(
-            self.images,
-            sockets=self.settings.agent_sockets,
-            python=self.settings.python,
-            allow_weak_isolation=self.settings.allow_weak_isolation,
-            allow_nested_filters=self.settings.allow_nested_filters,
-            environment=session_environment(),
+        self._shapes = shapes if pool else ()
+        self.runners = Runners(self._make_runner, self.settings.default_runtime)
+        default = self.runners.default
+        self.runtime, self.pool, self.driver = default.runtime, default.pool, default.driver
+
+    def _make_runner(self, name: str) -> RuntimeRunner:
+        settings = self.settings
+        runtime = load(name)(
+            RuntimeSettings(
+                data_dir=settings.data_dir,
+                agent_sockets=settings.agent_sockets,
+                python=settings.python,
+                allow_weak_isolation=settings.allow_weak_isolation,
+                allow_nested_filters=settings.allow_nested_filters,
+                environment=session_environment(),
+            )
         )
-        sizes = {shape: self._pool_sizes(shape) for shape in shapes} if pool else {}
+        sizes = {shape: self._pool_sizes(runtime, shape) for shape in self._shapes}
         all_sizes = {key: size for found in sizes.values() for key, size in found.items()}
-        self.pool = Pool(
-            self.runtime,
+        pool = Pool(
+            runtime,
             sizes=all_sizes,
             # Too large to be kept where nobody wants it.
             once_used=(key for key in all_sizes if key.kind == "elixir"),
             limits=Limits(),
             limits_of={key: shape.limits for shape, found in sizes.items() for key in found},
-            max_age=self.settings.pool_max_age_sec,
+            max_age=settings.pool_max_age_sec,
         )
-        self.driver = Driver(self.runtime, self.pool)
+        return RuntimeRunner(runtime, pool, Driver(runtime, pool))
 
-    def _pool_sizes(self, shape: BoxSpec) -> dict[CellKey, int]:
-        found = self.runtime.interpreters
-        python = CellKey.of(self.runtime, "python", shape)
-        return {
-            # Blank boxes first: they serve everything.
-            python.blank: self.settings.pool_blank,
-            python: self.settings.pool_python,
-            CellKey.of(self.runtime, "node", shape): self.settings.pool_node if found.node else 0,
-            CellKey.of(self.runtime, "elixir", shape): self.settings.pool_elixir if found.elixir else 0,
-        }
+    def _pool_sizes(self, runtime: Runtime, shape: BoxSpec) -> dict[CellKey, int]:
+        # A box that was opened beforehand waits under other limits than those of its program.
+        if not runtime.features.adjusts:
+            return {}
+        settings = self.settings
+        # Blank boxes first: they serve everything.
+        sizes = {CellKey.of(runtime, "python", shape).blank: settings.pool_blank}
+        kinds: list[tuple[Cell, str, int]] = [
+            ("python", "python3", settings.pool_python),
+            ("node", "node", settings.pool_node),
+            ("elixir", "elixir", settings.pool_elixir),
+        ]
+        for kind, command, size in kinds if runtime.features.parks else ():
+            if command in runtime.interpreters and runtime.parking(kind, shape.image) is not None:
+                sizes[CellKey.of(runtime, kind, shape)] = size
+        return sizes
 
     def start(self) -> None:
         """Begin to fill the pool."""
-        self.pool.start()
+        self.runners.start()
 
     async def probe(self) -> Report:
         """What the runtime can enforce here; StartupTimeout if it does not tell in the time of a start."""
@@ -86,11 +104,7 @@ class Engine:
 
     async def close(self) -> None:
         """End everything; nothing is left behind."""
-        try:
-            await self.pool.close()
-            await self.driver.close()
-        finally:
-            await self.runtime.close()
+        await self.runners.close()
 
     async def run(
         self,
@@ -103,7 +117,6 @@ class Engine:
         files: Mapping[str, bytes] | None = None,
         artifacts: Iterable[str] = (),
         cancel: Switch | None = None,
-        tty: tuple[int, int] | None = None,
     ) -> Ending:
         """Run one program in a fresh box."""
         patterns = tuple(artifacts)
@@ -115,10 +128,9 @@ class Engine:
             stdin=stdin,
             files={_inside_workspace(name): content for name, content in (files or {}).items()},
             capture=CaptureRule(patterns, exclude=frozenset({main})) if patterns else None,
-            tty=tty,
             startup_timeout=self.settings.default_startup_timeout_sec,
         )
-        return await self.driver.run(order, sink, cancel)
+        return await self.runners.run(order, sink, cancel)
 
 
 def _inside_workspace(name: str) -> str:

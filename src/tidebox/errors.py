@@ -271,7 +271,7 @@ class BoxGone(TideboxError):
 
 
 class UnsupportedOperation(TideboxError):
-    """The agent in the box is too old for the operation."""
+    """The runtime of the box cannot do that, or the agent in it is too old for it."""
 
     code = "unsupported_operation"
     http_status = 409

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
-import functools
 import gc
 import ipaddress
 import os
@@ -26,10 +25,10 @@ from tidebox.data_dir import DataDir
 from tidebox.embedded import Engine
 from tidebox.errors import Conflict, GuaranteeMissing, InvalidRequest, RuntimeUnavailable
 from tidebox.model.box import BoxSpec
+from tidebox.model.launch import INTERPRETERS
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.policy import Policy, Request, terms_of
 from tidebox.model.runtimes import Report, Runtimes
-from tidebox.runtime.registry import describe_runtimes, resolve_image
 
 if TYPE_CHECKING:
     from tidebox.api.app import Application
@@ -79,7 +78,7 @@ class _Stop:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
 
-    async def comes_after(self, work: asyncio.Task[Report]) -> bool:
+    async def comes_after(self, work: asyncio.Task[dict[str, Report]]) -> bool:
         """Wait for ``work``; False, and it is cancelled, if the server is to stop first."""
         asked = asyncio.create_task(self.asked.wait())
         await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -101,14 +100,15 @@ async def _run(settings: Settings, data_dir: DataDir, sock: socket.socket) -> No
     # Boxes of the interpreter service have another shape than those of an execution.
     engine = Engine(settings, shapes=(BoxSpec(), _service_shape(_policy(settings))))
     try:
-        probing = loop.create_task(engine.runtime.probe())
-        # The spawner starts, as a program of its own, while this one loads the rest of itself.
+        probing = loop.create_task(engine.runners.probe())
+        # What makes boxes starts, as a program of its own, while this one loads the rest of itself.
         await asyncio.sleep(0)
         services = _compose(settings, data_dir, engine)
         if not await stop.comes_after(probing):
             return
-        report = probing.result()
-        services.runtimes.infos = describe_runtimes(report, tidebox.__version__, engine.images)
+        reports = probing.result()
+        services.runtimes.infos = engine.runners.describe(reports)
+        report = reports[settings.default_runtime]
         _require_guarantees(report, settings)
         try:
             await services.broker.open()
@@ -145,9 +145,9 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
         return Levels(
             active=load.active,
             queued=load.queued,
-            cells=engine.pool.parked_total(),
-            boxes=engine.runtime.live_boxes(),
-            spawner_up=engine.runtime.spawner_pid() is not None,
+            cells=sum(runner.pool.parked_total() for runner in engine.runners),
+            boxes=sum(runner.runtime.live_boxes() for runner in engine.runners),
+            gauges=[gauge for runner in engine.runners for gauge in runner.runtime.gauges()],
             phases={phase.value: count for phase, count in broker.runs.phases().items()},
             sandboxes={state.value: count for state, count in sandboxes.bindings.count().items()},
             stock=stock.ready,
@@ -160,7 +160,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
     files = _files(settings, store, metrics, audit)
     own_slots, own_places = _shares(settings)
     broker = Broker(
-        runner=engine.driver,
+        runner=engine.runners,
         store=store,
         keeper=files,
         audit=audit,
@@ -192,7 +192,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
     stock = Stock(engine.runtime, _live_shape(settings), settings.pool_sandboxes)
     sandboxes = _sandboxes(settings, stock, store, audit)
     policy = _policy(settings)
-    runtimes = Runtimes(functools.partial(resolve_image, engine.images))
+    runtimes = Runtimes(lambda runtime, image: engine.runners[runtime].runtime.resolve(image))
     return Services(
         settings=settings,
         broker=broker,
@@ -325,7 +325,7 @@ def _live_shape(settings: Settings) -> BoxSpec:
             file_size=workspace,
             open_files=settings.ulimit_nofile,
         ),
-        shared=True,
+        kind="sandbox",
     )
 
 
@@ -361,8 +361,7 @@ def _service_shape(policy: Policy) -> BoxSpec:
 
 def _languages(engine: Engine) -> frozenset[str]:
     found = engine.runtime.interpreters
-    there = {"python": found.python, "shell": "/bin/sh", "javascript": found.node, "elixir": found.elixir}
-    return frozenset(language for language, interpreter in there.items() if interpreter)
+    return frozenset(language for language, interpreter in INTERPRETERS.items() if interpreter in found)
 
 
 def _authenticator(settings: Settings, data_dir: DataDir) -> Authenticator:

@@ -16,7 +16,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.api.conftest import NO_CELLS, RunningServer
 from tests.boxes import descendants, parent_of
-from tests.contract.test_faults import alive, wait_until
+from tests.contract.test_native_faults import alive, wait_until
 
 SERVICE_RESTART = 1012
 FEW_CELLS = {"pool_blank": "0", "pool_python": "1", "pool_node": "0"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import TIDEBOX
-from tests.contract.test_faults import alive, command_lines, wait_until
+from tests.contract.test_native_faults import alive, command_lines, wait_until
 
 WEAK = {"SANDBOX_ALLOW_WEAK_ISOLATION": "1"}
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.boxes import in_boxes, init_of, is_root
-from tests.contract.test_faults import wait_until
+from tests.boxes import in_boxes, init_of, is_root, native
+from tests.contract.test_native_faults import wait_until
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 
@@ -110,7 +110,7 @@ async def test_what_is_kept_once_used_is_not_kept_before(start: Start) -> None:
 async def test_a_cell_that_dies_while_others_work_is_replaced(start: Start) -> None:
     engine = await start(pool_python=1)
     (before,) = engine.pool.made()
-    spawner = engine.runtime.spawner_pid()
+    spawner = native(engine).spawner_pid()
     assert spawner is not None
     (cell,) = (pid for pid in in_boxes(spawner) if init_of(pid) != pid)
     # Of a shape that the pool does not keep: no cell is taken, and the processors count as busy for a moment.

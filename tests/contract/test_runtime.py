@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from tests.boxes import count_leaves, is_root
-from tidebox.config import load_settings
-from tidebox.embedded import Engine
-from tidebox.errors import ExecFailed, FileOperationFailed, PayloadTooLarge, UnknownImage
+from tests.boxes import is_root
+from tidebox.errors import ExecFailed, FileOperationFailed, PayloadTooLarge, UnknownImage, UnsupportedOperation
 from tidebox.files.trees import TreeLimits
 from tidebox.model.box import BoxSpec, CaptureRule, Command
 from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.launch import WORKSPACE
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.runtimes import Guarantee
-from tidebox.runtime.base import Box, Exec
-from tidebox.runtime.native.runtime import NativeRuntime
+from tidebox.runtime.base import Box, Exec, Runtime
 
-RUNTIMES = ("native",)
 MEMFD_NOEXEC = os.access("/proc/sys/vm/memfd_noexec", os.W_OK)
 HOG = """
 import os, time
@@ -36,19 +33,9 @@ if pid:
 """
 
 
-@pytest.fixture(params=RUNTIMES)
-async def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[NativeRuntime]:
-    engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
-    yield engine.runtime
-    spawner = engine.runtime.spawner_pid()
-    await engine.close()
-    assert engine.runtime.live_boxes() == 0
-    assert count_leaves(spawner) == {"leaves": 0, "populated": 0}
-
-
 @pytest.fixture
-async def box(runtime: NativeRuntime) -> AsyncIterator[Box]:
-    box = await runtime.open(BoxSpec(shared=True))
+async def box(runtime: Runtime) -> AsyncIterator[Box]:
+    box = await runtime.open(BoxSpec(kind="sandbox"))
     yield box
     await box.close()
 
@@ -68,18 +55,42 @@ async def run(box: Box, *argv: str, stdin: bytes = b"", **options: object) -> li
     return await collect(await box.exec(Command(argv=argv, **options)), stdin)  # type: ignore[arg-type]
 
 
-async def need_cgroup(runtime: NativeRuntime) -> None:
+async def need_cgroup(runtime: Runtime) -> None:
     if (await runtime.probe()).missing:
         pytest.skip("needs a cgroup, which an ordinary user has only where one is delegated")
 
 
-async def test_probe_names_every_guarantee(runtime: NativeRuntime) -> None:
+async def test_probe_names_every_guarantee(runtime: Runtime) -> None:
     report = await runtime.probe()
     assert report.available
     assert {finding.guarantee for finding in report.findings} == set(Guarantee)
     assert all(finding.remedy for finding in report.missing)
     if is_root():
         assert report.missing == ()
+
+
+async def test_what_it_tells_of_itself(runtime: Runtime) -> None:
+    assert runtime.boundary in ("namespaces", "container", "microvm")
+    assert runtime.version
+    default = runtime.images()[0]
+    assert runtime.resolve(default.name) == default
+    assert default.digest.startswith("sha256:")
+    assert "sh" in runtime.interpreters
+
+
+async def test_a_part_that_is_missing_says_so(runtime: Runtime, box: Box) -> None:
+    parts: dict[str, Callable[[], Awaitable[object]]] = {
+        "adjusts": lambda: box.adjust(Limits()),
+        "freezes": box.freeze,
+        "watches": lambda: box.watch(WORKSPACE, False),
+    }
+    assert box.features == runtime.features
+    for name, use in parts.items():
+        if getattr(box.features, name):
+            await use()
+        else:
+            with pytest.raises(UnsupportedOperation):
+                await use()
 
 
 async def test_events_come_in_order_and_end_with_exited(box: Box) -> None:
@@ -113,6 +124,13 @@ async def test_a_missing_program_fails_by_name(box: Box) -> None:
 async def test_environment_and_directory_are_those_asked_for(box: Box) -> None:
     events = await run(box, "sh", "-c", "pwd; echo $A $HOME", env={"A": "b"}, cwd="/tmp")
     assert output(events) == b"/tmp\nb /workspace\n"
+
+
+async def test_a_command_may_be_long(runtime: Runtime) -> None:
+    long = "x" * 100_000
+    box = await runtime.open(BoxSpec())
+    assert output(await run(box, "echo", long, env={"LONG": long})) == long.encode() + b"\n"
+    await box.close()
 
 
 async def test_a_terminal_is_a_terminal(box: Box) -> None:
@@ -154,7 +172,7 @@ async def test_file_operations(box: Box) -> None:
         await box.files.write("/usr/new", b"")
 
 
-async def test_freeze_stops_and_thaw_goes_on(runtime: NativeRuntime, box: Box) -> None:
+async def test_freeze_stops_and_thaw_goes_on(runtime: Runtime, box: Box) -> None:
     await need_cgroup(runtime)
     program = await box.exec(Command(argv=["sh", "-c", "while :; do echo tick; sleep 0.02; done"]))
     events = program.events()
@@ -172,14 +190,14 @@ async def test_freeze_stops_and_thaw_goes_on(runtime: NativeRuntime, box: Box) -
     assert isinstance(await asyncio.wait_for(box.exec(Command(argv=["true"])), 30), Exec)
 
 
-async def test_a_frozen_box_can_be_closed(runtime: NativeRuntime) -> None:
+async def test_a_frozen_box_can_be_closed(runtime: Runtime) -> None:
     await need_cgroup(runtime)
     box = await runtime.open(BoxSpec())
     await box.freeze()
     await asyncio.wait_for(box.close(), 30)
 
 
-async def test_stop_kills_everything_and_keeps_the_workspace(runtime: NativeRuntime) -> None:
+async def test_stop_kills_everything_and_keeps_the_workspace(runtime: Runtime) -> None:
     box = await runtime.open(BoxSpec())
     await run(
         box, "sh", "-c", "mkdir out; echo 1 > out/a.txt; ln -s /etc/passwd out/link; mkfifo out/fifo; (sleep 600 &)"
@@ -192,7 +210,7 @@ async def test_stop_kills_everything_and_keeps_the_workspace(runtime: NativeRunt
     await box.close()
 
 
-async def test_a_workspace_goes_in_and_comes_out(runtime: NativeRuntime, tmp_path: Path) -> None:
+async def test_a_workspace_goes_in_and_comes_out(runtime: Runtime, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "d").mkdir(parents=True)
     (source / "d" / "a").write_text("in")
@@ -212,7 +230,7 @@ async def test_a_workspace_goes_in_and_comes_out(runtime: NativeRuntime, tmp_pat
     assert (target / "d" / "a").stat().st_uid == os.getuid()
 
 
-async def test_a_workspace_that_is_too_large_for_the_box(runtime: NativeRuntime, tmp_path: Path) -> None:
+async def test_a_workspace_that_is_too_large_for_the_box(runtime: Runtime, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "large").write_bytes(bytes(2 * MIB))
@@ -222,7 +240,7 @@ async def test_a_workspace_that_is_too_large_for_the_box(runtime: NativeRuntime,
     await box.close()
 
 
-async def test_captured_files_go_to_a_directory(runtime: NativeRuntime, tmp_path: Path) -> None:
+async def test_captured_files_go_to_a_directory(runtime: Runtime, tmp_path: Path) -> None:
     box = await runtime.open(BoxSpec())
     await run(box, "sh", "-c", "mkdir out; echo 1 > out/a.txt; ln -s /etc/passwd out/link; mkfifo out/fifo; echo 2 > b")
     target = tmp_path / "target"
@@ -237,7 +255,7 @@ async def test_captured_files_go_to_a_directory(runtime: NativeRuntime, tmp_path
     assert [str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()] == ["out/a.txt"]
 
 
-async def test_usage_counts_cpu_memory_and_processes(runtime: NativeRuntime) -> None:
+async def test_usage_counts_cpu_memory_and_processes(runtime: Runtime) -> None:
     await need_cgroup(runtime)
     box = await runtime.open(BoxSpec(limits=Limits(memory=400 * MIB, cpus=2.0)))
     await run(box, "python3", "-c", HOG)
@@ -251,12 +269,12 @@ async def test_usage_counts_cpu_memory_and_processes(runtime: NativeRuntime) -> 
     assert usage.pids_peak == 2
 
 
-async def test_an_unknown_image_is_refused(runtime: NativeRuntime) -> None:
+async def test_an_unknown_image_is_refused(runtime: Runtime) -> None:
     with pytest.raises(UnknownImage):
         await runtime.open(BoxSpec(image="no-such-image"))
 
 
-async def test_boxes_see_nothing_of_each_other(runtime: NativeRuntime) -> None:
+async def test_boxes_see_nothing_of_each_other(runtime: Runtime) -> None:
     one, other = await asyncio.gather(runtime.open(BoxSpec()), runtime.open(BoxSpec()))
     await run(one, "sh", "-c", "echo secret > /workspace/s; echo secret > /tmp/s; echo secret > /dev/shm/s")
     seen = output(await run(other, "sh", "-c", "ls -A /workspace /tmp /dev/shm; ps ax -o comm="))
@@ -265,8 +283,8 @@ async def test_boxes_see_nothing_of_each_other(runtime: NativeRuntime) -> None:
 
 
 @pytest.mark.parametrize("executable", [True, False])
-async def test_noexec_is_kept(runtime: NativeRuntime, executable: bool) -> None:
-    box = await runtime.open(BoxSpec(executable=executable))
+async def test_noexec_is_kept(runtime: Runtime, executable: bool) -> None:
+    box = await runtime.open(BoxSpec(kind="sandbox", executable=executable))
     script = (
         "for d in /workspace /tmp; do printf '#!/bin/sh\\necho ran' > $d/x; chmod +x $d/x; $d/x; done 2>/dev/null; true"
     )

@@ -72,7 +72,7 @@ def test_a_wrecked_interpreter_ends_as_it_would_outside(box_run: BoxRunner, tmp_
     code = WRECKAGE[kind] + "\n"
     (tmp_path / "main.py").write_text(code)
     plain = subprocess.run(
-        [box_run.engine.runtime.interpreters.python, "main.py"],
+        [box_run.engine.runtime.interpreters["python3"], "main.py"],
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,

@@ -43,7 +43,7 @@ async def boxed_relay_at(path: Path) -> AsyncIterator[None]:
     """A real, shared box behind a relay socket."""
     engine = Engine(load_settings(data_dir=path.parent / "data"), pool=False)
     try:
-        box = await engine.runtime.open(BoxSpec(shared=True))
+        box = await engine.runtime.open(BoxSpec(kind="sandbox"))
         assert isinstance(box, NativeBox)
         relay = await Relay.open(box.link, path)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.boxes import BoxRunner, is_root, start_runner, stop_runner
+from tests.boxes import BoxRunner, is_root, native, start_runner, stop_runner
 from tests.unit.stage import ADA, BOB, ignore, until
 from tidebox.broker.audit import Audit
 from tidebox.broker.broker import Broker, Load
@@ -146,7 +146,7 @@ def test_a_spawner_that_is_killed_fails_what_ran_and_nothing_after(tmp_path: Pat
         run = (await broker.runs.submit(ADA, FACTS, work("import time; time.sleep(60)"))).run
         await started.wait()
         await is_running(broker, run)
-        pid = runner.engine.runtime.spawner_pid()
+        pid = native(runner.engine).spawner_pid()
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(BoxGone):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebox.errors import InvalidRequest, UnknownLanguage
-from tidebox.model.launch import Program, encode_program, language_named, plan_code, plan_command
+from tidebox.model.launch import Program, language_named, plan_code, plan_command
+from tidebox.runtime.program import encode_program
 from tidebox.spawner import program as box_side
 
 
@@ -36,7 +37,7 @@ from tidebox.spawner import program as box_side
 )
 def test_cell_and_mode_of_a_command(command: list[str], cell: str, mode: str) -> None:
     launch = plan_command(command)
-    assert (launch.cell, launch.program.mode, launch.cold) == (cell, mode, False)
+    assert (launch.cell, launch.program.mode, launch.direct) == (cell, mode, False)
     assert launch.command == tuple(command)
 
 
@@ -89,11 +90,6 @@ def test_code_is_the_main_file_of_the_workspace(language: str, cell: str, mode: 
     assert launch.program.source == b"1\n"
     assert launch.program.cwd == "/workspace"
     assert launch.command[1:] == (path, "a", "-b")
-
-
-def test_a_terminal_cannot_carry_a_program() -> None:
-    assert plan_command(["python3", "x.py"], tty=True).cold
-    assert plan_code("python", "1", tty=True).cold
 
 
 @pytest.mark.parametrize("name", ["", "cobol", "python 2", "../python"])

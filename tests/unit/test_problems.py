@@ -66,7 +66,7 @@ def with_routes() -> FastAPI:
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx2.AsyncClient]:
-    metrics = Metrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0, spawner_up=True))
+    metrics = Metrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0))
     transport = httpx2.ASGITransport(
         RequestLog(BodyLimit(with_routes(), LIMIT, inline_limit=LIMIT, upload_limit=LIMIT), metrics)
     )

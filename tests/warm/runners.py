@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from tidebox.model.launch import Launch, Program, encode_program
+from tidebox.model.launch import Launch, Program
 from tidebox.runtime import launchers
+from tidebox.runtime.program import encode_program
 
 _SOURCES = Path(__file__).parents[2] / "src"
 _PARKED_MAIN = Path(__file__).with_name("parked_main.py")
@@ -132,7 +133,7 @@ class Parked(_Local):
             source = case.source.encode()
             path = "" if case.how == "code" else self._main(case)
         program = Program(case.how, str(self.workspace), path, source, case.env, arguments)  # type: ignore[arg-type]
-        return Launch("any", program, False, self._parking(case))
+        return Launch("any", program, self._parking(case))
 
     def _parking(self, case: Case) -> tuple[str, ...]:
         if case.cell == "python":

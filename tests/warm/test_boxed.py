@@ -34,7 +34,7 @@ def _cold(case: Case) -> Launch:
     else:
         command = [interpreter, f"{WORKSPACE}/{_MAIN_FILES[case.cell]}"]
     argv = (*command, *case.arguments)
-    return Launch("any", Program("exec", env=case.env, arguments=argv), True, argv)
+    return Launch("any", Program("exec", env=case.env, arguments=argv), argv, direct=True)
 
 
 def _warm(case: Case) -> Launch:
@@ -47,12 +47,12 @@ def _warm(case: Case) -> Launch:
         source = case.source.encode()
         path = "" if case.how == "code" else f"{WORKSPACE}/{_MAIN_FILES[case.cell]}"
     program = Program(case.how, WORKSPACE, path, source, case.env, arguments)  # type: ignore[arg-type]
-    return Launch(case.cell, program, False, ())  # type: ignore[arg-type]
+    return Launch(case.cell, program, ())  # type: ignore[arg-type]
 
 
 def _run(runner: BoxRunner, case: Case, launch: Launch) -> Outcome:
     files = {name: content.encode() for name, content in case.files.items()}
-    if launch.cold and case.how == "script":
+    if launch.direct and case.how == "script":
         files[_MAIN_FILES[case.cell]] = case.source.encode()
     collector = Collector()
     # No limit that is reached: how a program ends that has written a little more is a matter of who is faster.

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.warm.runners import Case, Parked
-from tidebox.model.launch import Program, encode_program
+from tidebox.model.launch import Program
 from tidebox.runtime import launchers
+from tidebox.runtime.program import encode_program
 
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
 ENV = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}

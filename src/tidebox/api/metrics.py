@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -19,6 +19,7 @@ from tidebox.api.asgi import Receive, Scope, Send
 from tidebox.broker.meter import Meter
 from tidebox.errors import Overloaded, TideboxError
 from tidebox.model.run import Conclusion, Phase, Reason
+from tidebox.model.runtimes import Gauge as RuntimeGauge
 
 _COMPONENT = "orchestrator"
 _STREAMS = "ws"
@@ -35,7 +36,8 @@ class Levels:
     queued: int
     cells: int
     boxes: int
-    spawner_up: bool
+    gauges: Sequence[RuntimeGauge] = ()
+    """Of the runtimes' own."""
     phases: Mapping[str, int] = field(default_factory=dict)
     sandboxes: Mapping[str, int] = field(default_factory=dict)
     """By state."""
@@ -210,7 +212,8 @@ class Metrics(Meter):
         yield GaugeMetricFamily("sandbox_queue_length", "Programs that wait for their turn.", levels.queued)
         yield GaugeMetricFamily("sandbox_pool_cells", "Cells that wait for a program or are being made.", levels.cells)
         yield GaugeMetricFamily("sandbox_boxes", "Boxes that exist now, parked ones included.", levels.boxes)
-        yield GaugeMetricFamily("sandbox_spawner_up", "Whether the spawner lives.", int(levels.spawner_up))
+        for gauge in levels.gauges:
+            yield GaugeMetricFamily(gauge.name, gauge.help, gauge.value)
         phases = GaugeMetricFamily("sandbox_runs_in_phase", "Journaled runs that are not over.", labels=["phase"])
         for phase, count in levels.phases.items():
             phases.add_metric([phase], count)

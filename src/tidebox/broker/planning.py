@@ -60,7 +60,7 @@ class Planner:
         terms = terms_of(self.policy, order.asked, asked_by(session) if session is not None else None)
         base_image = order.base_image if session is None else session.base_image
         assert base_image is not None
-        image, digest = self.resolve(base_image)
+        image, digest = self._resolve(runtime.name, base_image)
         env = {**session.env, **order.env} if session is not None else dict(order.env)
         check_words(order.command, env)
         labels = {**session.labels, **order.labels} if session is not None else dict(order.labels)
@@ -79,7 +79,7 @@ class Planner:
         )
         work = Work(
             launch=plan_command(order.command, env=env),
-            spec=self.spec(terms, image),
+            spec=self._spec(runtime.name, image, terms),
             files=order.files,
             interactive=order.interactive,
             startup_timeout=terms.startup_timeout_sec,
@@ -90,14 +90,18 @@ class Planner:
         )
         return facts, work
 
-    def spec(self, terms: Terms, image: str) -> BoxSpec:
-        """The box of a run."""
-        return BoxSpec(image=image, limits=terms.limits(self.policy), executable=not self.policy.workspace_noexec)
+    def _spec(self, runtime: str, image: str, terms: Terms) -> BoxSpec:
+        return BoxSpec(
+            runtime=runtime,
+            image=image,
+            limits=terms.limits(self.policy),
+            executable=not self.policy.workspace_noexec,
+        )
 
-    def resolve(self, base_image: str) -> tuple[str, str | None]:
+    def _resolve(self, runtime: str, base_image: str) -> tuple[str, str | None]:
         """The image's name as the runtime knows it, and its digest; a run of an unknown one fails when it starts."""
         try:
-            image = self._runtimes.resolve(base_image)
+            image = self._runtimes.resolve(runtime, base_image)
         except UnknownImage:
             return base_image, None
         return image.name, image.digest

@@ -176,7 +176,8 @@ class Sandbox(LiveSandbox):
             if shared.users:
                 return shared.frozen
             shared.resting.add(self)
-            if not shared.frozen and shared.resting >= shared.holders:
+            # Where nothing can be frozen it rests as it is.
+            if self.box.features.freezes and not shared.frozen and shared.resting >= shared.holders:
                 await self.box.freeze()
                 shared.frozen = True
             return True

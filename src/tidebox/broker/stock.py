@@ -70,7 +70,8 @@ class Stock:
     async def open(self) -> FreshBox:
         """A new box."""
         sandbox_id = new_id("sb")
-        spec = replace(self._spec, shared=True, sandbox_id=sandbox_id)
+        relayed = sandbox_id if self._runtime.features.relays else None
+        spec = replace(self._spec, sandbox_id=relayed)
         limit = asyncio.timeout(STARTUP_SECONDS)
         try:
             async with limit:

@@ -54,6 +54,8 @@ _BUSY = "import time\nend = time.monotonic() + 0.4\nwhile time.monotonic() < end
 _FILL_DISK = "open('/workspace/f', 'wb').write(bytes(4 << 20))"
 _FILL_MEMORY = "x = bytearray(b'x') * (256 << 20)"
 
+# Those that say which version they are.
+_INTERPRETERS = ("python3", "node", "elixir")
 _FEW_PIDS = 8
 _CPU_SHARE = 0.25
 _ENOUGH = 20.0
@@ -206,9 +208,9 @@ _TRIALS: dict[Guarantee, _Trial] = {
 
 
 async def _interpreters(engine: Engine) -> list[Interpreter]:
-    found = engine.runtime.interpreters
     interpreters = []
-    for name, path in (("python3", found.python), ("node", found.node), ("elixir", found.elixir)):
+    for name in _INTERPRETERS:
+        path = engine.runtime.interpreters.get(name)
         version = await _version(engine, name) if path else None
         interpreters.append(Interpreter(name, path, version))
     return interpreters

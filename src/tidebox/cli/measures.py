@@ -70,7 +70,7 @@ class Bench:
     def rows(self) -> Iterator[Row]:
         """Every row, as it is measured."""
         with self._engine(pool_python=CELLS) as engine:
-            python = BareProgram(engine.runtime.interpreters.python, "-c", _PYTHON_HELLO)
+            python = BareProgram(engine.runtime.interpreters["python3"], "-c", _PYTHON_HELLO)
             yield self._hello(engine, "Python hello, parked cell", "bare python3 -c", python, hold=0.2)
             yield self._parked_memory(engine)
         with self._engine(pool_python=CELLS, pool_blank=BLANKS) as engine:
@@ -113,7 +113,7 @@ class Bench:
     def _node(self) -> Row:
         what, name = "JavaScript hello, parked cell", "bare node -e"
         with self._engine(pool_node=1) as engine:
-            node = engine.runtime.interpreters.node
+            node = engine.runtime.interpreters.get("node")
             if node is None:
                 title = Title(what=what, yardstick=name, hold=0.25, better="lower", unit="ms")
                 return title.skipped("node is not installed")
@@ -157,10 +157,8 @@ class Bench:
             unit="MiB",
         )
         self._rest(engine)
-        spawner = engine.runtime.spawner_pid()
-        assert spawner is not None
         try:
-            sizes = [size / MIB for size in pss_of_boxes(spawner)]
+            sizes = [size / MIB for size in pss_of_boxes(os.getpid())]
         except PermissionError:
             return replace(row, skipped="only root may read the memory of a box's processes")
         ours = Samples.of(sizes)
@@ -169,7 +167,7 @@ class Bench:
     def _transfers(self, engine: Engine) -> Iterator[Row]:
         """A file into a box and out again, by a client in another process."""
         size = self._effort.transfer_bytes
-        spec = BoxSpec(shared=True, sandbox_id="sb-bench")
+        spec = BoxSpec(kind="sandbox", sandbox_id="sb-bench")
         box = self._call(engine.runtime.open(spec))
         try:
             path = str(self._directory / "run" / "agents" / "sb-bench.sock")

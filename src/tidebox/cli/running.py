@@ -129,7 +129,7 @@ def _launch(request: Request, files: FilesIn) -> Launch:
     # No parked interpreter is of use here; started in place of one, a missing program is told from one that fails.
     if launch.program.path:
         files.place(launch.program.path.removeprefix(WORKSPACE + "/"), launch.program.source)
-    return replace(launch, cold=True)
+    return replace(launch, direct=True)
 
 
 def _warn_of(missing: Iterable[Finding]) -> None:

@@ -90,12 +90,12 @@ def pipe_megabytes_per_second(size: int) -> float:
     return (total - counted_from) / seconds / 1e6
 
 
-def pss_of_boxes(spawner: int) -> list[int]:
-    """The proportional memory in bytes of each box of a spawner."""
+def pss_of_boxes(owner: int) -> list[int]:
+    """The proportional memory in bytes of each box of the process that owns them: what is below it and innermost."""
     children = _children()
     parents = {pid: parent for parent, pids in children.items() for pid in pids}
     below: list[int] = []
-    todo = [spawner]
+    todo = [owner]
     while todo:
         found = children.get(todo.pop(), [])
         below += found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tidebox.errors import InvalidRequest
 from tidebox.model.launch import WORKSPACE
@@ -15,27 +16,24 @@ from tidebox.model.limits import Limits
 class BoxSpec:
     """What kind of box to open."""
 
+    runtime: str | None = None
+    """By which name it is isolated; None for the default of whoever opens it."""
     image: str = "host"
     limits: Limits = field(default_factory=Limits)
     executable: bool = True
     """Whether files in /workspace and /tmp may be executed."""
-    single: bool = False
-    """For one ``Command.single`` and nothing else: the box has no agent, and so no files, terminals or second exec."""
-    shared: bool = False
-    """Long-lived, with several execs at once: each gets a cgroup leaf of its own. ``limits.memory`` is beside what the
-    box's file systems take."""
+    kind: Literal["run", "sandbox"] = "run"
+    """``run``: for one program on pipes; files are copied in before it starts and out after its end. ``sandbox``: for
+    several programs at once, on terminals too, and for file operations while they run; ``limits.memory`` is beside what
+    the box's file systems take."""
     sandbox_id: str | None = None
     """Where given, external clients reach the box's agent at ``<data-dir>/run/agents/<sandbox_id>.sock``."""
 
     def __post_init__(self) -> None:
-        if self.single and (self.shared or self.sandbox_id is not None):
-            raise ValueError("a box for a single program is nobody else's")
+        if self.kind == "run" and self.sandbox_id is not None:
+            raise ValueError("the box of a run has no clients of its own")
         if self.sandbox_id is not None and not re.fullmatch(r"sb-[a-z0-9]{1,40}", self.sandbox_id):
             raise InvalidRequest(f"not a sandbox id: {self.sandbox_id!r}", field="sandbox_id")
-
-
-# What the command of such a box may take, however its characters are written.
-_SINGLE_BYTES = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +46,6 @@ class Command:
     tty: tuple[int, int] | None = None
     """Rows and columns of a terminal, None for pipes."""
     cpu_seconds: int | None = None
-
-    @property
-    def single(self) -> bool:
-        """Whether a box for a single program can run it: without a terminal, and in one message."""
-        texts = (*self.argv, *self.env, *self.env.values())
-        return self.tty is None and sum(8 + 4 * len(text) for text in texts) < _SINGLE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

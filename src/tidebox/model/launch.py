@@ -2,7 +2,7 @@
 
 A parked interpreter stands in for the plain one only where nothing that is read at an interpreter's start was asked
 for. Every other command is executed by a parked process, which replaces itself by it, and is exactly what it would be
-without a cell. Only what needs a terminal cannot be parked at all: a terminal would interpret the program's bytes.
+without a cell.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Program:
 class Launch:
     """The cell that can run a program, the program, and the command that is the same without a cell.
 
-    ``cold`` says that only the command will do; the file that ``program`` would write must then be written before.
+    ``direct`` says that the command is to be started itself, and nothing in its place.
     """
 
     cell: Cell
     program: Program
-    cold: bool
     command: tuple[str, ...]
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,8 @@ _LANGUAGES = {
     "shell": _Language("sh", "any", "main.sh"),
     "elixir": _Language("elixir", "elixir", "main.exs"),
 }
+INTERPRETERS = {language: kind.interpreter for language, kind in _LANGUAGES.items()}
+"""The command that starts the interpreter of each language."""
 _ALIASES = {
     "py": "python",
     "python3": "python",
@@ -95,19 +97,18 @@ def plan_code(
     *,
     arguments: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-    tty: bool = False,
 ) -> Launch:
     """How code in a language runs: as the main file of the workspace, by that language's interpreter."""
     kind = _LANGUAGES[language_named(language)]
     path = f"{WORKSPACE}/{kind.file}"
-    source = code if isinstance(code, bytes) else _encoded("code", code)
+    source = code if isinstance(code, bytes) else encode_text("code", code)
     command = (kind.interpreter, path, *arguments)
     variables = _checked(command, env)
     if kind.cell == "any" or not _can_be_parked(command[2:], variables):
         program = Program("exec", WORKSPACE, path, source, variables, command)
-        return Launch("any", program, tty, command)
+        return Launch("any", program, command)
     program = Program("script", WORKSPACE, path, source, variables, command[2:])
-    return Launch(kind.cell, program, tty, command)
+    return Launch(kind.cell, program, command)
 
 
 def plan_command(
@@ -115,7 +116,6 @@ def plan_command(
     *,
     cwd: str = WORKSPACE,
     env: Mapping[str, str] | None = None,
-    tty: bool = False,
 ) -> Launch:
     """How a command runs: in the interpreter it names where that one can be parked, else executed as it is."""
     argv = tuple(command)
@@ -130,29 +130,11 @@ def plan_command(
             rest = argv[3:]
             # Only Python takes everything after the code for the program's; the others go on reading options.
             if _can_be_parked(rest, variables) and (cell == "python" or not rest or not rest[0].startswith("-")):
-                source = _encoded("command", argv[2])
-                return Launch(cell, Program("code", cwd, "", source, variables, rest), tty, argv)
+                source = encode_text("command", argv[2])
+                return Launch(cell, Program("code", cwd, "", source, variables, rest), argv)
         elif argv[1] and not argv[1].startswith("-") and _can_be_parked(argv[2:], variables):
-            return Launch(cell, Program("file", cwd, argv[1], b"", variables, argv[2:]), tty, argv)
-    return Launch("any", Program("exec", cwd, "", b"", variables, argv), tty, argv)
-
-
-def encode_program(program: Program, cpu_seconds: int) -> bytes:
-    """The block a parked interpreter reads from its stdin, before what the program itself will read there.
-
-    ``cpu_seconds`` is how much cpu time it may use; 0 for as much as it wants.
-    """
-    fields = (
-        program.mode.encode(),
-        _encoded("cwd", program.cwd),
-        _encoded("path", program.path),
-        program.source,
-        b"%d" % cpu_seconds,
-        b"\0".join(_encoded("env", f"{name}={value}") for name, value in program.env),
-        b"\0".join(_encoded("arguments", argument) for argument in program.arguments),
-    )
-    body = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
-    return len(body).to_bytes(4, "big") + body
+            return Launch(cell, Program("file", cwd, argv[1], b"", variables, argv[2:]), argv)
+    return Launch("any", Program("exec", cwd, "", b"", variables, argv), argv)
 
 
 def _can_be_parked(arguments: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> bool:
@@ -169,7 +151,8 @@ def _checked(command: tuple[str, ...], env: Mapping[str, str] | None) -> tuple[t
     return tuple((env or {}).items())
 
 
-def _encoded(field: str, text: str) -> bytes:
+def encode_text(field: str, text: str) -> bytes:
+    """The bytes of a text that a request has in ``field``; raises ``InvalidRequest`` where there are none."""
     try:
         # Bytes that are no UTF-8 travel as lone surrogates, as everywhere in Python.
         return text.encode("utf-8", "surrogateescape")

@@ -29,7 +29,6 @@ class Order:
     stdin: bytes | AsyncIterator[bytes] | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     capture: CaptureRule | None = None
-    tty: tuple[int, int] | None = None
     prepare: BoxHook | None = None
     """Called with the box before the program is started."""
     harvest: BoxHook | None = None

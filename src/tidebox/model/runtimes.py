@@ -53,6 +53,35 @@ class Report:
         return tuple(finding for finding in self.findings if not finding.enforced)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """Which optional parts of its contract a runtime has; whoever needs one asks first."""
+
+    parks: bool = False
+    """Interpreters are started in its boxes before their programs are known."""
+    adjusts: bool = False
+    """Limits of a box can be changed while it lives: without that no box is opened beforehand."""
+    freezes: bool = False
+    """All processes of a box can be stopped and go on later."""
+    watches: bool = False
+    """It tells what changes in the workspace of a box."""
+    relays: bool = False
+    """External clients reach the agent of a box through a socket of their own."""
+    snapshots: bool = False
+    """A box can be saved with its processes, and be opened again from that."""
+    egress: bool = False
+    """Programs can be given a network that reaches a list of hosts and no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A level of a runtime's own, under the name of its metric."""
+
+    name: str
+    help: str
+    value: float
+
+
 @dataclass(frozen=True, slots=True)
 class GuaranteeFact:
     """Whether something is enforced here, and how."""
@@ -73,6 +102,7 @@ class RuntimeInfo:
     version: str | None = None
     reason: str | None = None
     """Why it is not available."""
+    features: Features = Features()
     default_images: tuple[str, ...] = ()
     guarantees: tuple[GuaranteeFact, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -94,9 +124,9 @@ class ResolvedImage:
 class Runtimes:
     """Every runtime that clients may know of."""
 
-    def __init__(self, resolve: Callable[[str], ResolvedImage], infos: tuple[RuntimeInfo, ...] = ()) -> None:
+    def __init__(self, resolve: Callable[[str, str], ResolvedImage], infos: tuple[RuntimeInfo, ...] = ()) -> None:
         self.resolve = resolve
-        """What an image's name stands for; raises ``UnknownImage``."""
+        """What an image's name stands for in the runtime of a name; raises ``UnknownImage``."""
         self.infos = infos
         """Known when each has been probed, which is before the first request."""
 

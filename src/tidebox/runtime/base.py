@@ -1,6 +1,7 @@
 """The contract every runtime keeps: a Runtime opens Boxes, a Box runs Execs.
 
-Life of a box: ``open`` -> ``place`` -> any number of ``exec`` -> ``stop`` (every process dead, workspace kept) ->
+Life of a box: ``open`` -> ``place``, ``put`` -> ``exec``, once in the box of a run and any number of times in a
+sandbox -> ``stop`` (every process dead, workspace kept) ->
 ``usage``, ``capture``, ``collect`` -> ``close`` (nothing of it exists any more). ``stop`` and ``close`` may be called
 at any time and more than once.
 """
@@ -9,9 +10,12 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
+from tidebox.errors import UnsupportedOperation
 from tidebox.files.trees import Tally, TreeLimits
 from tidebox.files.watching import Change
 from tidebox.model.box import BoxSpec, Captured, CapturedTree, CaptureRule, Command, FileInfo
@@ -20,7 +24,7 @@ from tidebox.model.launch import Cell as CellKind
 from tidebox.model.limits import Limits
 from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.result import Usage
-from tidebox.model.runtimes import Report
+from tidebox.model.runtimes import Features, Gauge, Report, ResolvedImage
 from tidebox.model.switch import Switch
 
 
@@ -44,7 +48,7 @@ class Exec(abc.ABC):
 
     @abc.abstractmethod
     async def signal(self, number: int) -> None:
-        """Signal the program's process group (SIGKILL in a shared box: everything it started)."""
+        """Signal the program's process group (SIGKILL in a ``sandbox``: everything it started)."""
 
     @abc.abstractmethod
     async def resize(self, rows: int, columns: int) -> None:
@@ -105,6 +109,8 @@ class Box(abc.ABC):
 
     id: str
     image_digest: str
+    features: Features
+    """Of its runtime: which of the optional parts below it has."""
     first: Exec | None = None
     """The exec that was started with the box, where one was asked for."""
 
@@ -117,33 +123,14 @@ class Box(abc.ABC):
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when the box's init dies."""
 
-    @abc.abstractmethod
-    async def adjust(self, limits: Limits) -> None:
-        """Change the limits that are no mount or start state, and count usage from now on."""
-
     @property
     @abc.abstractmethod
     def files(self) -> Files:
-        """The box's file operations."""
-
-    @abc.abstractmethod
-    async def watch(self, path: str, recursive: bool) -> Watch:
-        """Be told of changes in a directory of the workspace; no program of the box takes part in it.
-
-        Raises ``FileOperationFailed``, ``LimitOutOfRange``, ``QuotaExceeded`` and ``BoxGone``.
-        """
+        """The file operations of a ``sandbox``."""
 
     @abc.abstractmethod
     async def exec(self, command: Command) -> Exec:
         """Start a program."""
-
-    @abc.abstractmethod
-    async def freeze(self) -> None:
-        """Stop every process where it stands."""
-
-    @abc.abstractmethod
-    async def thaw(self) -> None:
-        """Let them go on."""
 
     @abc.abstractmethod
     async def stop(self) -> None:
@@ -182,15 +169,75 @@ class Box(abc.ABC):
         """The same, and wait for it."""
         await asyncio.shield(self.begin_close())
 
+    # Optional parts: a runtime that lacks one says so by its features, and whoever needs it asks first.
+
+    async def adjust(self, limits: Limits) -> None:
+        """Change the limits that are no mount or start state, and count usage from now on."""
+        raise UnsupportedOperation("the limits of this box cannot be changed")
+
+    async def freeze(self) -> None:
+        """Stop every process where it stands."""
+        raise UnsupportedOperation("this box cannot be frozen")
+
+    async def thaw(self) -> None:
+        """Let them go on."""
+        raise UnsupportedOperation("this box cannot be frozen")
+
+    async def watch(self, path: str, recursive: bool) -> Watch:
+        """Be told of changes in a directory of the workspace; no program of the box takes part in it.
+
+        Raises ``FileOperationFailed``, ``LimitOutOfRange``, ``QuotaExceeded`` and ``BoxGone``.
+        """
+        raise UnsupportedOperation("changes in this box cannot be watched")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeSettings:
+    """What of the settings runtimes need; each takes what concerns it."""
+
+    data_dir: Path
+    agent_sockets: Path
+    """Where the sockets are made by which clients reach the agents of sandboxes."""
+    python: str | None = None
+    """The interpreter of Python programs in the image ``host``, where the one that is found will not do."""
+    allow_weak_isolation: bool = False
+    allow_nested_filters: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What tells where programs and the login session of this process are."""
+
 
 class Runtime(abc.ABC):
     """A way to isolate."""
 
-    name: str
+    name: ClassVar[str]
+    boundary: ClassVar[str]
+    """What stands between programs and the machine: ``namespaces``, ``container`` or ``microvm``."""
+    version: str | None = None
+    interpreters: Mapping[str, str]
+    """The interpreters of its default image: the commands that start them, and where they are."""
 
     @abc.abstractmethod
-    def parking(self, kind: CellKind, image: str, at_once: bool = False) -> Command:
-        """The command that parks an interpreter of ``kind`` in a box of ``image``; ``at_once`` if its program waits."""
+    def __init__(self, settings: RuntimeSettings) -> None: ...
+
+    @property
+    @abc.abstractmethod
+    def features(self) -> Features:
+        """Which optional parts of this contract it has on this machine; known for sure once it was probed."""
+
+    @abc.abstractmethod
+    def resolve(self, image: str) -> ResolvedImage:
+        """What the name of an image stands for; raises ``UnknownImage``."""
+
+    @abc.abstractmethod
+    def images(self) -> Sequence[ResolvedImage]:
+        """The images it has, its default one first."""
+
+    @abc.abstractmethod
+    def parking(self, kind: CellKind, image: str, at_once: bool = False) -> Command | None:
+        """The command that parks an interpreter of ``kind`` in a box of ``image``; ``at_once`` if its program waits.
+
+        None where that interpreter cannot be parked: its programs are then started by their own command.
+        """
 
     @abc.abstractmethod
     async def probe(self) -> Report:
@@ -207,13 +254,21 @@ class Runtime(abc.ABC):
         """
 
     @abc.abstractmethod
+    def live_boxes(self) -> int:
+        """How many boxes it has."""
+
+    def gauges(self) -> Sequence[Gauge]:
+        """What can be read off it at any moment, besides its boxes."""
+        return ()
+
+    @abc.abstractmethod
     async def close(self) -> None:
         """Close every box and leave nothing behind."""
 
 
 class Runner(abc.ABC):
-    """Runs one order at a time in a fresh box each: what the broker sees of the runtimes."""
+    """Runs orders, each in a fresh box: what the broker sees of the runtimes."""
 
     @abc.abstractmethod
-    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None) -> Ending:
+    def run(self, order: Order, sink: Sink, cancel: Switch | None = None) -> Coroutine[Any, Any, Ending]:
         """Run ``order``; events go to ``sink`` as they come. Raises only for failures that are not the program's."""

@@ -8,18 +8,19 @@ import errno
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 
 from tidebox.errors import BoxGone, ExecFailed, StartupTimeout
 from tidebox.model.box import Command
 from tidebox.model.events import Exited, Output
-from tidebox.model.launch import WORKSPACE, encode_program
+from tidebox.model.launch import WORKSPACE, Program
 from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.result import Outcome, Usage, conclude
 from tidebox.model.switch import Switch
 from tidebox.runtime.base import Box, Exec, Runner, Runtime
 from tidebox.runtime.pool import CellKey, Pool
+from tidebox.runtime.program import encode_program
 
 # Behind the host's own clock, for the case that the host cannot keep it.
 CPU_GRACE_SECONDS = 2
@@ -83,41 +84,40 @@ class Driver(Runner):
         raise StartupTimeout(f"the program could not be started within {order.startup_timeout:g} s", step="start")
 
     async def _start(self, order: Order) -> tuple[Box, Exec]:
-        limits = order.spec.limits
+        launch, limits = order.launch, order.spec.limits
+        program = launch.program
         cpu_seconds = int(limits.timeout) + 1 + CPU_GRACE_SECONDS
-        if order.launch.cold:
-            program = order.launch.program
-            command = Command(
-                argv=order.launch.command,
-                env=dict(program.env),
-                cwd=program.cwd,
-                tty=order.tty,
-                cpu_seconds=cpu_seconds,
-            )
-            box = await self._runtime.open(replace(order.spec, single=command.single))
-            try:
-                await _fill(box, order)
-                return box, await box.exec(command)
-            except BaseException:
-                self._close(box)
-                raise
-        program = order.launch.program
-        block = encode_program(program, cpu_seconds)
-        key = CellKey.of(self._runtime, order.launch.cell, order.spec)
-        if not order.files and order.prepare is None:
-            plain = None
-            if program.mode == "exec" and not program.source:
-                plain = Command(argv=program.arguments, env=dict(program.env), cwd=program.cwd, cpu_seconds=cpu_seconds)
-                plain = plain if plain.single else None
-            return await self._pool.take(key, limits, block, plain)
-        box, parked = await self._pool.take(key, limits)
+        if not launch.direct:
+            block = encode_program(program, cpu_seconds)
+            key = CellKey.of(self._runtime, launch.cell, order.spec)
+            if not order.files and order.prepare is None:
+                plain = None
+                if program.mode == "exec" and not program.source:
+                    plain = _command(program.arguments, program, cpu_seconds)
+                started = await self._pool.take(key, limits, block, plain)
+            elif (started := await self._pool.take(key, limits)) is not None:
+                box, parked = started
+                with self._closing_if_failed(box):
+                    await _fill(box, order, order.files)
+                    await parked.write(block)
+            if started is not None:
+                return started
+        files = dict(order.files)
+        if program.path and program.source:
+            # What a parked process would have written.
+            files[program.path] = program.source
+        box = await self._runtime.open(order.spec)
+        with self._closing_if_failed(box):
+            await _fill(box, order, files)
+            return box, await box.exec(_command(launch.command, program, cpu_seconds))
+
+    @contextlib.contextmanager
+    def _closing_if_failed(self, box: Box) -> Iterator[None]:
         try:
-            await _fill(box, order)
-            await parked.write(block)
+            yield
         except BaseException:
             self._close(box)
             raise
-        return box, parked
 
     async def close(self) -> None:
         """Wait until nothing of the finished executions is left."""
@@ -141,11 +141,15 @@ def _complete(usage: Usage, exited: Exited | None) -> Usage:
     )
 
 
-async def _fill(box: Box, order: Order) -> None:
+def _command(argv: tuple[str, ...], program: Program, cpu_seconds: int) -> Command:
+    return Command(argv=argv, env=dict(program.env), cwd=program.cwd, cpu_seconds=cpu_seconds)
+
+
+async def _fill(box: Box, order: Order, files: Mapping[str, bytes]) -> None:
     if order.prepare is not None:
         await order.prepare(box)
-    if order.files:
-        await box.put({path.removeprefix(WORKSPACE + "/"): content for path, content in order.files.items()})
+    if files:
+        await box.put({path.removeprefix(WORKSPACE + "/"): content for path, content in files.items()})
 
 
 class _Watch:
@@ -232,7 +236,7 @@ class _Watch:
             return None
         except ExecFailed as error:
             # An interpreter that the image does not have is not the program's own failure.
-            if self._order.launch.cold or self._order.launch.program.mode != "exec":
+            if self._order.launch.direct or self._order.launch.program.mode != "exec":
                 raise
             return await self._not_started(error)
         return None

@@ -38,6 +38,8 @@ from tidebox.files.tarstream import BLOCK, TarReader, decompress
 from tidebox.runtime.oci import Layout
 from tidebox.runtime.unpack import Unpacker, UnpackLimits
 
+IMAGES = "images"
+"""Where the images of an installation are, below its data directory."""
 HOST = "host"
 ALIASES = frozenset({"python", "node", "busybox", "debian", "ubuntu", "alpine"})
 """Names people know from elsewhere; the machine's own system stands in for them unless one was imported."""

@@ -83,7 +83,7 @@ def _spec(key: CellKey, limits: Limits) -> BoxSpec:
     fixed = replace(
         limits, workspace=key.workspace, inodes=key.inodes, open_files=key.open_files, file_size=key.file_size
     )
-    return BoxSpec(image=key.image, limits=fixed, executable=key.executable, single=True)
+    return BoxSpec(image=key.image, limits=fixed, executable=key.executable)
 
 
 @dataclass(slots=True)
@@ -133,9 +133,10 @@ class Pool:
         self._processors = len(os.sched_getaffinity(0))
 
     def start(self) -> None:
-        """Begin to fill."""
-        self._wake.set()
-        self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="pool")
+        """Begin to fill, if that was not begun before."""
+        if self._keeper is None:
+            self._wake.set()
+            self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="pool")
 
     async def filled(self) -> None:
         """Wait until every cell that was asked for is parked."""
@@ -155,40 +156,53 @@ class Pool:
 
     async def take(
         self, key: CellKey, limits: Limits, first_input: bytes = b"", plain: Command | None = None
-    ) -> tuple[Box, Exec]:
+    ) -> tuple[Box, Exec] | None:
         """A cell under ``limits`` that has been sent ``first_input``: a parked one, or one made now.
 
-        Where no interpreter is parked and the program is a ``plain`` command, that is started instead of one.
+        Where no interpreter is parked and the program is a ``plain`` command, that is started instead of one. None
+        where its interpreter cannot be parked at all.
         """
         if key in self._unused:
             self._unused.discard(key)
             self._full.clear()
             self._wake.set()
-        while (cell := self._pop(key) or self._pop(key.blank)) is not None:
-            try:
-                await cell.box.adjust(limits)
-                if cell.parked is None and plain is not None:
-                    started = await cell.box.exec(plain)
-                    self._taken(cell.box)
-                    return cell.box, started
-                parked = cell.parked or await cell.box.exec(self._parking(key, at_once=True))
-                if first_input:
-                    await parked.write(first_input)
-            except TideboxError:
-                # It died meanwhile, or what it already uses is more than it is to have: the next, or a new one.
-                self._discard(cell)
-                continue
-            except BaseException:
-                self._discard(cell)
-                raise
-            self._taken(cell.box)
-            return cell.box, parked
-        first = plain or self._parking(key, at_once=True)
-        box = await self._runtime.open(key.spec(limits), first=first, first_input=b"" if plain else first_input)
+        while (cell := self._pop(key)) is not None:
+            if (parked := await self._hand_over(cell, limits, None, first_input)) is not None:
+                return cell.box, parked
+        command = plain or self._parking(key, at_once=True)
+        if command is None:
+            return None
+        if plain is not None:
+            first_input = b""
+        while (cell := self._pop(key.blank)) is not None:
+            if (started := await self._hand_over(cell, limits, command, first_input)) is not None:
+                return cell.box, started
+        box = await self._runtime.open(key.spec(limits), first=command, first_input=first_input)
         assert box.first is not None
         box.on_gone(self._on_gone)
         self._taken(box)
         return box, box.first
+
+    async def _hand_over(self, cell: Cell, limits: Limits, command: Command | None, first_input: bytes) -> Exec | None:
+        """What is parked in a cell, or ``command`` started in a blank one; None where the cell is of no use."""
+        try:
+            await cell.box.adjust(limits)
+            if cell.parked is not None:
+                program = cell.parked
+            else:
+                assert command is not None
+                program = await cell.box.exec(command)
+            if first_input:
+                await program.write(first_input)
+        except TideboxError:
+            # It died meanwhile, or what it already uses is more than it is to have.
+            self._discard(cell)
+            return None
+        except BaseException:
+            self._discard(cell)
+            raise
+        self._taken(cell.box)
+        return program
 
     def _taken(self, box: Box) -> None:
         self._working.append((time.monotonic(), box))
@@ -217,7 +231,7 @@ class Pool:
             self._discard(cell)
         return None
 
-    def _parking(self, key: CellKey, at_once: bool = False) -> Command:
+    def _parking(self, key: CellKey, at_once: bool = False) -> Command | None:
         assert key.kind is not None
         return self._runtime.parking(key.kind, key.image, at_once)
 

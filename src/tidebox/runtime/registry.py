@@ -1,38 +1,52 @@
-"""The runtimes by name: what was found out about those that are here, and why the others are not."""
+"""The runtimes by name: where the class of each is, and which names are known although this server has none."""
 
 from __future__ import annotations
 
-from tidebox.model.runtimes import GuaranteeFact, Report, ResolvedImage, RuntimeInfo
-from tidebox.runtime.images import ImageStore
+import importlib
+from collections.abc import Mapping
 
-_BOUNDARIES = {"native": "namespaces", "docker": "container", "firecracker": "microvm"}
-_NOT_BUILT = "this server has no {name} runtime"
+from tidebox.errors import RuntimeUnavailable
+from tidebox.model.runtimes import GuaranteeFact, Report, RuntimeInfo
+from tidebox.runtime.base import Runtime
+
+RUNTIMES: Mapping[str, str] = {"native": "tidebox.runtime.native.runtime:NativeRuntime"}
+"""Where the class of a runtime is; loaded when it is first used."""
+_ABSENT = {"docker": "container", "gvisor": "container", "firecracker": "microvm", "qemu": "microvm"}
 
 
-def describe_runtimes(report: Report, version: str, images: ImageStore) -> tuple[RuntimeInfo, ...]:
-    """What clients are told of each runtime."""
-    host = images.resolve("host")
-    found = RuntimeInfo(
-        name=report.runtime,
+def load(name: str) -> type[Runtime]:
+    """The class of a runtime; raises ``RuntimeUnavailable`` where there is none of that name."""
+    if name not in RUNTIMES:
+        raise RuntimeUnavailable(_absence(name[:32]), runtime=name[:32], available=False, suggested=list(RUNTIMES))
+    module, _, attribute = RUNTIMES[name].partition(":")
+    found: type[Runtime] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def describe(runtime: Runtime, report: Report) -> RuntimeInfo:
+    """What clients are told of a runtime, with what was found when it was probed."""
+    return RuntimeInfo(
+        name=runtime.name,
         available=report.available,
-        boundary=_BOUNDARIES[report.runtime],
-        version=version,
+        boundary=runtime.boundary,
+        version=runtime.version,
         reason=report.reason,
-        default_images=(f"{host.name}@{host.digest}", *(f"{image.name}@{image.digest}" for image in images.list())),
+        features=runtime.features,
+        default_images=tuple(f"{image.name}@{image.digest}" for image in runtime.images()),
         guarantees=tuple(
             GuaranteeFact(finding.guarantee.value, finding.enforced, finding.how) for finding in report.findings
         ),
         facts=report.facts,
     )
-    absent = [
-        RuntimeInfo(name=name, available=False, boundary=boundary, reason=_NOT_BUILT.format(name=name))
-        for name, boundary in _BOUNDARIES.items()
-        if name != report.runtime
-    ]
-    return (found, *absent)
 
 
-def resolve_image(images: ImageStore, name: str) -> ResolvedImage:
-    """The image that a name stands for, under the name it has in its store."""
-    image = images.resolve(name)
-    return ResolvedImage(image.name, image.digest)
+def absent() -> tuple[RuntimeInfo, ...]:
+    """What clients are told of the runtimes that this server does not have."""
+    return tuple(
+        RuntimeInfo(name=name, available=False, boundary=boundary, reason=_absence(name))
+        for name, boundary in _ABSENT.items()
+    )
+
+
+def _absence(name: str) -> str:
+    return f"this server has no {name} runtime"

@@ -108,7 +108,7 @@ class Plane:
 
     async def start(self) -> None:
         """Listen."""
-        metrics = Metrics("native", lambda: Levels(0, 0, 0, 0, True, {}))
+        metrics = Metrics("native", lambda: Levels(0, 0, 0, 0))
         settings = load_settings(data_dir=self.directory, rate_limit="off")
         await self.audit.start()
         surface = DataplaneSurface(self.gate, self.audit, RateLimiter("off"), metrics, settings)
@@ -131,7 +131,7 @@ class Plane:
 
     async def _sandbox(self) -> Sandbox:
         id = new_id("sb")
-        box = await self.runner.engine.runtime.open(BoxSpec(shared=True, sandbox_id=id, limits=_LIMITS))
+        box = await self.runner.engine.runtime.open(BoxSpec(kind="sandbox", sandbox_id=id, limits=_LIMITS))
         return Sandbox(id, new_id("bind"), box)
 
     def token(self, sandbox: Sandbox, *capabilities: Capability, seconds: float = 600.0) -> str:

@@ -108,7 +108,7 @@ def _shown(services: Services, info: RuntimeInfo) -> dict[str, Any]:
         "artifact_ttl_hours": whole(policy.artifact_ttl_hours),
         "supported_spec_versions": policy.supported_spec_versions,
         "interactive_supported": info.available,
-        "egress_allowlist_supported": False,
+        "egress_allowlist_supported": info.features.egress,
         "store_mode": services.broker.store_mode,
         "boundary_class": info.boundary,
         "untrusted_eligible": info.untrusted_eligible,

@@ -15,7 +15,7 @@ MAX_LABELS = 64
 MAX_FILES = 1000
 MAX_PATTERNS = 100
 
-RuntimeName = Literal["native", "docker", "firecracker"]
+RuntimeName = Literal["native", "docker", "gvisor", "firecracker", "qemu"]
 Network = Literal["deny_all", "allowlist"]
 Trust = Literal["trusted", "standard", "untrusted"]
 PhaseName = Literal["queued", "starting", "running", "completed", "failed", "timed_out", "killed"]

@@ -78,7 +78,7 @@ def _new_session(services: Services, caller: Caller, body: SessionRequest) -> Se
     policy = services.policy
     runtime = services.runtimes.named(body.runtime or policy.default_runtime)
     base_image = body.base_image or DEFAULT_IMAGE
-    image = services.runtimes.resolve(base_image)
+    image = services.runtimes.resolve(runtime.name, base_image)
     asked = Request(
         cpu=body.cpu,
         memory_mb=body.memory,

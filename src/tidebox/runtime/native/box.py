@@ -16,6 +16,7 @@ from tidebox.files.trees import Tally, TreeLimits
 from tidebox.model.box import Captured, CapturedTree, CaptureRule, Command
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.result import Usage
+from tidebox.model.runtimes import Features
 from tidebox.runtime import workspaces
 from tidebox.runtime.base import Box, Exec, Files, Watch
 from tidebox.runtime.capture import capture, capture_into
@@ -50,7 +51,7 @@ class NativeBox(Box):
         workspace: int,
         meter: Meter,
         limits: Limits,
-        shared: bool,
+        features: Features,
         on_use: Callable[[NativeBox], None],
     ) -> None:
         """``on_use`` is called before a program runs in it."""
@@ -60,7 +61,7 @@ class NativeBox(Box):
         self._descriptors = descriptors
         self._link = link
         self._single = single
-        self._shared = shared
+        self.features = features
         self._on_use = on_use
         self._pidfd = pidfd
         self._workspace = workspace
@@ -130,7 +131,7 @@ class NativeBox(Box):
         self._limits = limits
 
     def _cgroup_limits(self, limits: Limits) -> dict[str, int]:
-        return cgroup_limits(limits, single=self._single is not None, shared=self._shared)
+        return cgroup_limits(limits, single=self._single is not None)
 
     async def freeze(self) -> None:
         await self._spawner.request("freeze", box=self.id, frozen=True)
@@ -249,15 +250,14 @@ class NativeBox(Box):
         self._spawner.close_box(self.id, self._meter, dead=dead)
 
 
-def cgroup_limits(limits: Limits, *, single: bool, shared: bool) -> dict[str, int]:
+def cgroup_limits(limits: Limits, *, single: bool) -> dict[str, int]:
     """The limits a cgroup keeps, as the spawner takes them.
 
-    In a box with an agent that comes on top of the user's processes, and so does the child that it keeps ready in a
-    shared one. Files of a box are memory. In a shared one they are written by the agent too, which must not die of a
-    disk that is full: there is room for all that its file systems take.
+    In a box with an agent that comes on top of the user's processes, and so does the child that it keeps ready. Files
+    of a box are memory, and there they are written by the agent too, which must not die of a disk that is full: there
+    is room for all that its file systems take.
     """
-    files = sum(file_systems(limits)) if shared else 0
-    ours = 0 if single else 2 if shared else 1
+    files, ours = (0, 0) if single else (sum(file_systems(limits)), 2)
     return {
         "memory": limits.memory + files,
         "pids": limits.pids + ours,

@@ -34,6 +34,11 @@ class Interpreters:
     node: str | None
     elixir: str | None
 
+    def by_command(self) -> dict[str, str]:
+        """Those that there are, by the command that starts them."""
+        found = {"python3": self.python, "node": self.node, "elixir": self.elixir, "sh": "/bin/sh"}
+        return {command: path for command, path in found.items() if path is not None}
+
 
 def find_interpreters(python: str | None, path: str | None) -> Interpreters:
     """The real programs, never a version manager's shim."""

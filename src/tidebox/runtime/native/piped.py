@@ -36,7 +36,6 @@ LOW_WATER = 1 << 18
 _DEFAULT_PIPE = 1 << 16
 # For programs that print much: they wait less often for each other, this process and the program.
 _LARGE_PIPE = 1 << 18
-_LARGEST_ORDER = 1 << 16
 _ORDER_SIZE = Struct("=I")
 _LARGEST_REPORT = 4096
 # Its init, and its workspace.
@@ -126,6 +125,8 @@ def builtin_of(command: Command | None) -> list[str] | None:
 
 def pack_order(command: Command) -> bytes:
     """A program as a box takes it; ExecFailed for one that needs an agent."""
+    if command.tty is not None:
+        raise _not_single()
     argv = [argument.encode("utf-8", "surrogateescape") for argument in command.argv]
     env = {
         name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")
@@ -134,8 +135,6 @@ def pack_order(command: Command) -> bytes:
     data = marshal.dumps(
         {"argv": argv, "env": env, "cwd": command.cwd.encode(), "cpu": command.cpu_seconds or 0}, ORDER_FORMAT
     )
-    if command.tty is not None or len(data) > _LARGEST_ORDER:
-        raise _not_single()
     return _ORDER_SIZE.pack(len(data)) + data
 
 

@@ -7,18 +7,17 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+import tidebox
 from tidebox.errors import GuaranteeMissing, ProvisionFailed, RuntimeUnavailable
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.launch import Cell as CellKind
 from tidebox.model.limits import Limits
-from tidebox.model.runtimes import Report
+from tidebox.model.runtimes import Features, Gauge, Report, ResolvedImage
 from tidebox.runtime import launchers
-from tidebox.runtime.base import Box, Exec, Runtime
-from tidebox.runtime.images import Image, ImageStore
+from tidebox.runtime.base import Box, Exec, Runtime, RuntimeSettings
+from tidebox.runtime.images import HOST, IMAGES, Image, ImageStore
 from tidebox.runtime.link import Link
 from tidebox.runtime.native import host, probe
 from tidebox.runtime.native.box import NativeBox, cgroup_limits, exec_request, file_systems
@@ -56,24 +55,18 @@ class NativeRuntime(Runtime):
     """Opens boxes through one spawner, which is started when it is needed and again when it died."""
 
     name = "native"
+    boundary = "namespaces"
+    version = tidebox.__version__
 
-    def __init__(
-        self,
-        images: ImageStore,
-        *,
-        sockets: Path,
-        python: str | None = None,
-        allow_weak_isolation: bool = False,
-        allow_nested_filters: bool = False,
-        environment: Mapping[str, str],
-    ) -> None:
-        self.interpreters = host.find_interpreters(python, environment.get("PATH"))
-        self._images = images
-        self._sockets = sockets
-        self._allow_weak_isolation = allow_weak_isolation
-        self._allow_nested_filters = allow_nested_filters
-        self._environment = environment
-        self._facts = host.gather(self.interpreters)
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self._host = host.find_interpreters(settings.python, settings.environment.get("PATH"))
+        self.interpreters = self._host.by_command()
+        self._images = ImageStore(settings.data_dir / IMAGES)
+        self._sockets = settings.agent_sockets
+        self._allow_weak_isolation = settings.allow_weak_isolation
+        self._allow_nested_filters = settings.allow_nested_filters
+        self._environment = settings.environment
+        self._facts = host.gather(self._host)
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
         self._spawner: Spawner | None = None
@@ -87,6 +80,19 @@ class NativeRuntime(Runtime):
         self._guard = Guard()
         self._closed = False
 
+    @property
+    def features(self) -> Features:
+        # Without control groups nothing can be frozen.
+        freezes = bool(self._spawner_facts.get("cgroup"))
+        return Features(parks=True, adjusts=True, freezes=freezes, watches=True, relays=True)
+
+    def resolve(self, image: str) -> ResolvedImage:
+        found = self._images.resolve(image)
+        return ResolvedImage(found.name, found.digest)
+
+    def images(self) -> list[ResolvedImage]:
+        return [self.resolve(HOST), *(ResolvedImage(image.name, image.digest) for image in self._images.list())]
+
     def parking(self, kind: CellKind, image: str, at_once: bool = False) -> Command:
         # The warm interpreter is the host's; another image's Python must be started. What only replaces itself may
         # always be forked.
@@ -96,7 +102,7 @@ class NativeRuntime(Runtime):
         return Command(argv=["tidebox:python", "at-once"] if at_once else ["tidebox:python"])
 
     async def probe(self) -> Report:
-        image, spec = self._images.resolve("host"), BoxSpec(single=True)
+        image, spec = self._images.resolve("host"), BoxSpec()
         name = _template_name(image, spec)
         try:
             await self._prepare(image, spec)
@@ -128,8 +134,9 @@ class NativeRuntime(Runtime):
         shape = await self._define_shape(spawner, template, image, spec)
         name = f"b{next(self._numbers)}"
         descriptors = self._watched()
-        ends = Ends(spec.single)
-        builtin = builtin_of(first) if spec.single else None
+        single = _is_single(spec)
+        ends = Ends(single)
+        builtin = builtin_of(first) if single else None
         # First of all: everything else is done while the box is made.
         try:
             answer = spawner.send(
@@ -138,30 +145,30 @@ class NativeRuntime(Runtime):
                 box=name,
                 template=template,
                 shape=shape,
-                single=spec.single,
+                single=single,
                 builtin=builtin,
                 cgroup=bool(self._spawner_facts["cgroup"]),
-                leaves=spec.shared,
-                limits=cgroup_limits(spec.limits, single=spec.single, shared=spec.shared),
+                leaves=not single,
+                limits=cgroup_limits(spec.limits, single=single),
             )
         except BaseException:
             ends.close()
             raise
         finally:
             ends.give_away()
-        link = single = None
+        link = piped = None
         started: Exec | None = None
 
         # Nothing is waited for: the box finds what it is to do when it comes to life.
-        if spec.single:
-            single = PipedExec(ends, descriptors, spawner.take_answer, lambda step: spawner.fail(answer, step))
+        if single:
+            piped = PipedExec(ends, descriptors, spawner.take_answer, lambda step: spawner.fail(answer, step))
         else:
             link = Link.to(socket.socket(fileno=ends.ours[0]), _READY)
             link.on_lost = lambda: spawner.give_up(answer, name)
         try:
-            if first is not None and single is not None:
-                await single.start(first, ordered=builtin is not None)
-                started = single
+            if first is not None and piped is not None:
+                await piped.start(first, ordered=builtin is not None)
+                started = piped
             elif first is not None and link is not None:
                 started = link.open_exec(exec_request(first))
             if started is not None and first_input:
@@ -172,27 +179,27 @@ class NativeRuntime(Runtime):
             if len(opened) != _BOX_DESCRIPTORS:
                 raise ProvisionFailed("no descriptors left for a box", step="pipes")
         except BaseException:
-            if single is not None:
-                single.close()
+            if piped is not None:
+                piped.close()
                 spawner.abandon(answer, name)
             if link is not None:
                 answer.add_done_callback(lambda done: _abandon(spawner, name, done))
                 await link.close()
             raise
         pidfd, workspace = opened
-        meter = spawner.meter(message, own_processes=0 if spec.single else 1)
+        meter = spawner.meter(message, own_processes=0 if single else 1)
         box = NativeBox(
             name,
             image.digest,
             spawner,
             descriptors,
             link,
-            single,
+            piped,
             pidfd,
             workspace,
             meter,
             spec.limits,
-            spec.shared,
+            self.features,
             self._watch,
         )
         box.first = started
@@ -243,7 +250,7 @@ class NativeRuntime(Runtime):
                 "plan": box_plan(
                     self._facts,
                     shape,
-                    single=spec.single,
+                    single=_is_single(spec),
                     host_root=image.rootfs is None,
                     own=OwnFiles(overlay=template in self._overlaid, devices=self._spawner_facts["devices"]),
                 ),
@@ -294,8 +301,10 @@ class NativeRuntime(Runtime):
             self._held.clear()
 
     def live_boxes(self) -> int:
-        """How many boxes have a living init."""
         return len(self._boxes)
+
+    def gauges(self) -> list[Gauge]:
+        return [Gauge("sandbox_spawner_up", "Whether the spawner lives.", int(self.spawner_pid() is not None))]
 
     def spawner_pid(self) -> int | None:
         """The running spawner, if there is one."""
@@ -320,7 +329,7 @@ class NativeRuntime(Runtime):
                 tried = overlays(self._facts, host_root=rootfs is None)
                 try:
                     answer, _ = await spawner.request(
-                        "template", name=name, plan=plan, overlays=tried, agent=not spec.single
+                        "template", name=name, plan=plan, overlays=tried, agent=not _is_single(spec)
                     )
                 except ProvisionFailed as error:
                     raise probe.explain(error) from error
@@ -335,7 +344,7 @@ class NativeRuntime(Runtime):
         self._forget_templates()
         if self._closed:
             raise _closed_already()
-        python = self.interpreters.python
+        python = self._host.python
         copy = await asyncio.to_thread(copy_interpreter, python)
         try:
             spawner = Spawner.start(python, copy, self._environment if os.getuid() != 0 else None, self._watched())
@@ -354,9 +363,7 @@ class NativeRuntime(Runtime):
             spawner.kill()
             if not isinstance(error, ProvisionFailed):
                 raise
-            raise RuntimeUnavailable(
-                f"the spawner did not start under {self.interpreters.python}: {error.message}"
-            ) from error
+            raise RuntimeUnavailable(f"the spawner did not start under {self._host.python}: {error.message}") from error
 
     def _require_guarantees(self, template: str) -> None:
         if self._allow_weak_isolation:
@@ -392,5 +399,10 @@ def _abandon(spawner: Spawner, box: str, opened: asyncio.Future[tuple[dict[str, 
     spawner.let_go(box, given_up=False)
 
 
+def _is_single(spec: BoxSpec) -> bool:
+    """Whether a box is made for one program only: without an agent, of one process in a hull."""
+    return spec.kind == "run"
+
+
 def _template_name(image: Image, spec: BoxSpec) -> str:
-    return f"{image.digest} {'exec' if spec.executable else 'noexec'} {'single' if spec.single else 'agent'}"
+    return f"{image.digest} {'exec' if spec.executable else 'noexec'} {'single' if _is_single(spec) else 'agent'}"

@@ -11,26 +11,27 @@ from typing import Any
 
 import pytest
 
-from tests.boxes import is_root
+from tests.boxes import is_root, native
+from tests.contract.test_native_single import template_of
+from tests.contract.test_native_spare import STATE
 from tests.contract.test_runtime import collect, output
-from tests.contract.test_single import template_of
-from tests.contract.test_spare import STATE
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.events import Exited
-from tidebox.model.launch import encode_program, plan_code
+from tidebox.model.launch import plan_code
 from tidebox.runtime.base import Box
 from tidebox.runtime.native.runtime import NativeRuntime
 from tidebox.runtime.native.spawner import Spawner
+from tidebox.runtime.program import encode_program
 
-_SPEC = BoxSpec(single=True)
+_SPEC = BoxSpec()
 
 
 @pytest.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[NativeRuntime]:
     engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
-    yield engine.runtime
+    yield native(engine)
     await engine.close()
     assert engine.runtime.live_boxes() == 0
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.boxes import cgroups_of, descendants, is_root
-from tests.contract.test_faults import alive, wait_until
+from tests.contract.test_native_faults import alive, wait_until
 
 pytestmark = [
     pytest.mark.skipif(not is_root(), reason="only root shares the top of the hierarchies with others"),
@@ -38,7 +38,8 @@ from tidebox.model.box import BoxSpec, Command
 
 async def main():
     engine = Engine(load_settings(data_dir=Path(sys.argv[1])), pool=False)
-    frozen, running = await engine.runtime.open(BoxSpec()), await engine.runtime.open(BoxSpec())
+    spec = BoxSpec(kind="sandbox")
+    frozen, running = await engine.runtime.open(spec), await engine.runtime.open(spec)
     for box in (frozen, running):
         program = await box.exec(Command(argv=["sh", "-c", "echo; exec sleep 600"]))
         await anext(program.events())
@@ -50,7 +51,7 @@ async def main():
             async for event in (await box.exec(Command(argv=["true"]))).events():
                 pass
             print(event.code, flush=True)
-        third = await engine.runtime.open(BoxSpec())
+        third = await engine.runtime.open(spec)
         print("opened", flush=True)
     await engine.close()
 

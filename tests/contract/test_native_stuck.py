@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.boxes import BoxRunner, descendants, in_boxes, is_root, parent_of, start_runner
-from tests.contract.test_faults import alive, wait_until
+from tests.boxes import BoxRunner, descendants, in_boxes, is_root, native, parent_of, start_runner
+from tests.contract.test_native_faults import alive, wait_until
 from tidebox.embedded import run_on
 from tidebox.errors import BoxGone, StartupTimeout
 from tidebox.runtime.native import box as native_box
@@ -55,7 +55,7 @@ def close(runner: BoxRunner, within: float) -> None:
 
 
 def parts(runner: BoxRunner) -> dict[str, list[int]]:
-    spawner = runner.engine.runtime.spawner_pid()
+    spawner = native(runner.engine).spawner_pid()
     assert spawner is not None
     # What built the root of the boxes, the template, the maker of hulls.
     return {"spawner": [spawner], "templates": sorted(set(descendants(spawner)) - set(in_boxes(spawner)))}

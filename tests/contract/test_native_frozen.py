@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.boxes import cgroups_of, descendants
-from tests.contract.test_faults import alive, wait_until
+from tests.boxes import cgroups_of, descendants, in_boxes, init_of, parent_of
+from tests.contract.test_native_faults import alive, wait_until
 
 Owner = tuple[subprocess.Popen[str], int, list[int]]
 OWNER = """
@@ -27,7 +27,7 @@ async def main():
     if (await engine.runtime.probe()).missing:
         print("nothing can be frozen")
         return await engine.close()
-    box = await engine.runtime.open(BoxSpec())
+    box = await engine.runtime.open(BoxSpec(kind="sandbox"))
     program = await box.exec(Command(argv=["sh", "-c", "echo; exec sleep 600"]))
     await anext(program.events())
     await box.freeze()
@@ -72,8 +72,7 @@ def test_a_frozen_box_goes_with_its_owner(owner: Owner, tmp_path: Path, also_the
 
 def test_a_frozen_box_goes_with_its_template(owner: Owner) -> None:
     process, spawner, processes = owner
-    # The template is the one of which something was cloned; there may be others, which are idle.
-    (template,) = (pid for pid in processes if len(descendants(pid)) == 2)
+    template = parent_of(init_of(in_boxes(spawner)[0]))
     processes = [template, *descendants(template)]
     os.kill(template, signal.SIGKILL)
     wait_until(lambda: not alive(processes), "frozen processes outlived their template")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.boxes import in_boxes, init_of, is_root
-from tests.contract.test_leaves import run
+from tests.boxes import in_boxes, init_of, is_root, native
+from tests.contract.test_native_leaves import run
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
 from tidebox.model.box import BoxSpec, Command
@@ -39,8 +39,8 @@ pytestmark = pytest.mark.skipif(not is_root(), reason="without root user code co
 @pytest.fixture
 async def spawner_and_box(tmp_path: Path) -> AsyncIterator[tuple[int, Box]]:
     engine = Engine(load_settings(data_dir=tmp_path), pool=False)
-    box = await engine.runtime.open(BoxSpec(shared=True))
-    spawner = engine.runtime.spawner_pid()
+    box = await engine.runtime.open(BoxSpec(kind="sandbox"))
+    spawner = native(engine).spawner_pid()
     assert spawner is not None
     yield spawner, box
     await box.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.boxes import cgroups_of, is_root
+from tests.boxes import cgroups_of, is_root, native
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
 from tidebox.model.box import BoxSpec, Command
@@ -38,13 +38,13 @@ async def runtime(tmp_path: Path) -> AsyncIterator[NativeRuntime]:
     if (await engine.runtime.probe()).missing:
         await engine.close()
         pytest.skip("needs a cgroup, which an ordinary user has only where one is delegated")
-    yield engine.runtime
+    yield native(engine)
     await engine.close()
 
 
 @pytest.fixture
 async def box(runtime: NativeRuntime) -> AsyncIterator[Box]:
-    box = await runtime.open(BoxSpec(shared=True, limits=Limits(memory=192 * MIB)))
+    box = await runtime.open(BoxSpec(kind="sandbox", limits=Limits(memory=192 * MIB)))
     yield box
     await box.close()
 

@@ -15,7 +15,17 @@ from typing import Any
 
 import pytest
 
-from tests.boxes import BoxRunner, cgroups_of, descendants, in_boxes, init_of, is_root, start_runner, stop_runner
+from tests.boxes import (
+    BoxRunner,
+    cgroups_of,
+    descendants,
+    in_boxes,
+    init_of,
+    is_root,
+    native,
+    start_runner,
+    stop_runner,
+)
 from tidebox.embedded import run_on
 from tidebox.errors import BoxGone
 
@@ -68,8 +78,8 @@ def is_zombie(pid: int) -> bool:
 def start_sleeper(runner: BoxRunner) -> tuple[Future[Any], int, list[int]]:
     """A long run, the spawner, and every process of every box."""
     run = runner.submit(run_on(runner.engine, SLEEPER, timeout=600.0))
-    wait_until(lambda: runner.engine.runtime.spawner_pid() is not None, "no spawner was started")
-    spawner = runner.engine.runtime.spawner_pid()
+    wait_until(lambda: native(runner.engine).spawner_pid() is not None, "no spawner was started")
+    spawner = native(runner.engine).spawner_pid()
     assert spawner is not None
     wait_until(lambda: command_lines(descendants(spawner)).count(b"sleep\x00600\x00") == 1, "the program did not start")
     return run, spawner, descendants(spawner)
@@ -106,7 +116,7 @@ def test_a_killed_template_takes_its_boxes_along_and_is_replaced(runner: BoxRunn
     with pytest.raises(BoxGone):
         run.result(timeout=50)
     assert runner("print('again')").stdout == b"again\n"
-    assert runner.engine.runtime.spawner_pid() == spawner
+    assert native(runner.engine).spawner_pid() == spawner
 
 
 def test_a_killed_init_takes_its_box_along(runner: BoxRunner) -> None:
@@ -125,7 +135,7 @@ def test_a_killed_init_takes_its_box_along(runner: BoxRunner) -> None:
 def test_a_crashed_parked_cell_is_replaced_quietly(runner: BoxRunner) -> None:
     runner("pass")
     runner.submit(runner.engine.pool.filled()).result(timeout=50)
-    spawner = runner.engine.runtime.spawner_pid()
+    spawner = native(runner.engine).spawner_pid()
     assert spawner is not None
     parked = in_boxes(spawner)
     killed = time.monotonic()
@@ -248,7 +258,7 @@ def test_what_stands_above_a_template_dies_with_the_spawner(tmp_path: Path) -> N
     runner = start_runner(tmp_path, pool_node=0, pool_python=0)
     try:
         runner("pass")
-        spawner = runner.engine.runtime.spawner_pid()
+        spawner = native(runner.engine).spawner_pid()
         assert spawner is not None
         family = descendants(spawner)
         for pid in family[1:]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import socket
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tidebox.config import Settings, load_settings, session_environment
@@ -21,6 +23,10 @@ from tidebox.model.runtimes import Report
 from tidebox.model.switch import Switch
 from tidebox.runtime.base import Runtime, RuntimeSettings
 from tidebox.runtime.driver import Driver
+from tidebox.runtime.images import IMAGES
+from tidebox.runtime.images import Image as Image
+from tidebox.runtime.images import ImageStore as ImageStore
+from tidebox.runtime.link import Link
 from tidebox.runtime.pool import CellKey, Pool
 from tidebox.runtime.registry import load
 from tidebox.runtime.runners import Runners, RuntimeRunner
@@ -131,6 +137,24 @@ class Engine:
             startup_timeout=self.settings.default_startup_timeout_sec,
         )
         return await self.runners.run(order, sink, cancel)
+
+
+def image_store() -> ImageStore:
+    """The images of this installation."""
+    return ImageStore(load_settings().data_dir / IMAGES)
+
+
+def interpreters() -> Mapping[str, str]:
+    """The interpreters of the default runtime: the commands that start them, and where they are."""
+    return Engine(pool=False).runtime.interpreters
+
+
+async def agent_at(path: Path) -> Link:
+    """A client of the agent of a live sandbox, at the socket that the sandbox has for its clients."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(path))
+    connection.setblocking(False)
+    return await Link.open(connection, through_relay=True)
 
 
 def _inside_workspace(name: str) -> str:

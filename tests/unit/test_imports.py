@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "api",
         "embedded",
     },
-    "cli": {"errors", "model", "config", "sdk", "embedded", "server", "runtime"},
+    "cli": {"errors", "model", "files", "config", "sdk", "embedded", "server"},
     "__main__": {"cli"},
 }
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tidebox.cli.streams import write_all
 from tidebox.errors import InvalidRequest
-from tidebox.runtime.capture import Glob
+from tidebox.files.globs import Glob
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -11,7 +11,7 @@ import click
 from tidebox.cli.output import one_line, print_table
 
 if TYPE_CHECKING:
-    from tidebox.runtime.images import Image, ImageStore
+    from tidebox.embedded import Image, ImageStore
 
 _name = click.argument("name", help="What to call it, like debian:12 or my/app.")
 
@@ -72,10 +72,9 @@ def remove_image(name: str) -> None:
 
 def _store() -> ImageStore:
     """The store of this installation."""
-    from tidebox.config import load_settings
-    from tidebox.runtime.images import ImageStore
+    from tidebox.embedded import image_store
 
-    return ImageStore(load_settings().data_dir / "images")
+    return image_store()
 
 
 def _own_suite() -> str:

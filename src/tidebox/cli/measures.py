@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import socket
 import tempfile
 import threading
 import time
@@ -28,11 +27,10 @@ from tidebox.cli.service_measures import ServiceBench
 from tidebox.cli.socket_measures import SocketBench
 from tidebox.cli.yardsticks import BareProgram, YardstickFailed, bubblewrap, pipe_megabytes_per_second, pss_of_boxes
 from tidebox.config import Settings, load_settings
-from tidebox.embedded import Answer, Engine, call_on, run_on
+from tidebox.embedded import Answer, Engine, agent_at, call_on, run_on
 from tidebox.errors import TideboxError
 from tidebox.model.box import BoxSpec
 from tidebox.model.limits import MIB
-from tidebox.runtime.link import Link
 
 WARM_UP = 3
 IDLE_SECONDS = 0.5
@@ -250,10 +248,7 @@ def transfer(path: str, size: int) -> tuple[float, float, float]:
 
 
 async def _transfer(path: str, size: int) -> tuple[float, float]:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
-    connection.setblocking(False)
-    link = await Link.open(connection, through_relay=True)
+    link = await agent_at(Path(path))
     try:
         content = os.urandom(size)
         start = time.perf_counter()
@@ -278,9 +273,9 @@ def measure(effort: Effort) -> Iterator[Row]:
             yield from bench.rows()
         finally:
             bench.close()
-        with SocketBench(effort, Path(directory)) as through_the_socket:
+        with SocketBench(effort, Path(directory, "served")) as through_the_socket:
             yield from through_the_socket.rows()
-        with ServiceBench(effort, Path(directory)) as through_the_service:
+        with ServiceBench(effort, Path(directory, "service")) as through_the_service:
             yield from through_the_service.rows()
-        with SandboxBench(effort, Path(directory)) as of_sandboxes:
+        with SandboxBench(effort, Path(directory, "sandboxes")) as of_sandboxes:
             yield from of_sandboxes.rows()

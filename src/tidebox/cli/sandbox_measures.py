@@ -7,22 +7,19 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
 from tidebox.cli.copier import Copier
-from tidebox.cli.figures import Effort, Row, Samples, Title
-from tidebox.cli.served import Served
+from tidebox.cli.figures import Row, Samples, Title
+from tidebox.cli.served import PATIENCE_SECONDS
+from tidebox.cli.server_bench import ServerBench
 from tidebox.cli.yardsticks import BareProgram
-from tidebox.config import Settings, load_settings, session_environment
+from tidebox.config import Settings
 from tidebox.errors import TideboxError
 from tidebox.model.ids import new_id
-from tidebox.runtime.native.host import find_interpreters
 
-WARM_UP = 3
 EXEC_RATIO, EXEC_MILLISECONDS = 3.0, 3.0
 ECHO_MILLISECONDS = 10.0
 TRANSFER_MB_PER_SECOND = 200.0
@@ -32,32 +29,13 @@ STOCK = Settings().pool_sandboxes
 
 _SESSIONS = "/v1/sandbox/sessions"
 _HELLO = "print('hello')"
-_PATIENCE_SECONDS = 60.0
 # Between two keys: a fast typist, and time for whatever else the shell writes.
 _KEY_SECONDS = 0.03
 _FILE = "/v1/files/{}?path=transfer"
 
 
-class SandboxBench:
-    """A server and one client of it that keeps its connection."""
-
-    def __init__(self, effort: Effort, directory: Path) -> None:
-        self._effort = effort
-        self._python = find_interpreters(load_settings().python, session_environment().get("PATH")).python
-        data_dir = directory / "sandboxes"
-        data_dir.mkdir()
-        self._server = Served(data_dir, rate_limit="off")
-        host, _, port = self._server.url.removeprefix("http://").rpartition(":")
-        self._http = http.client.HTTPConnection(host, int(port), timeout=_PATIENCE_SECONDS)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._http.close()
-        self._server.close()
+class SandboxBench(ServerBench):
+    """Sandboxes of one client that keeps its connection."""
 
     def rows(self) -> Iterator[Row]:
         """Every row, as it is measured."""
@@ -70,19 +48,14 @@ class SandboxBench:
 
     def _acquire(self) -> Row:
         """A sandbox for a thread that has none."""
-        bare = BareProgram(self._python, "-c", _HELLO)
-        ours, theirs = [], []
-        for number in range(WARM_UP + self._effort.samples):
-            self._rest()
+
+        def milliseconds() -> float:
             start = time.perf_counter()
             session = self._session()
-            mine = time.perf_counter() - start
+            seconds = time.perf_counter() - start
             self._release(session)
-            self._rest()
-            other = bare.seconds()
-            if number >= WARM_UP:
-                ours.append(mine * 1000)
-                theirs.append(other * 1000)
+            return seconds * 1000
+
         title = Title(
             what="a sandbox for a new thread, from the stock",
             yardstick="bare python3 -c",
@@ -90,23 +63,19 @@ class SandboxBench:
             better="lower",
             unit="ms",
         )
-        return title.row(ours, theirs)
+        bare = BareProgram(self._interpreters["python3"], "-c", _HELLO)
+        return title.row(*self._in_turns(milliseconds, bare.seconds))
 
     def _exec(self, token: str) -> Row:
-        bare = BareProgram("/bin/true", says=b"")
-        ours, theirs = [], []
-        for number in range(WARM_UP + self._effort.samples):
-            self._server.rest()
+        def milliseconds() -> float:
             start = time.perf_counter()
             answer = json.loads(self._ask("POST", "/v1/exec", token, b'{"command":["/bin/true"]}'))
-            mine = time.perf_counter() - start
+            seconds = time.perf_counter() - start
             if answer["exit_code"] != 0:
                 raise TideboxError(f"true is false: {answer}")
-            self._server.rest()
-            other = bare.seconds()
-            if number >= WARM_UP:
-                ours.append(mine * 1000)
-                theirs.append(other * 1000)
+            return seconds * 1000
+
+        ours, theirs = self._in_turns(milliseconds, BareProgram("/bin/true", says=b"").seconds)
         measured, yardstick = Samples.of(ours), Samples.of(theirs)
         return Row(
             what="/bin/true in a live sandbox, POST /v1/exec",
@@ -133,7 +102,7 @@ class SandboxBench:
                 key = "x" if number % 2 == 0 else "\x7f"
                 start = time.perf_counter()
                 shell.send(json.dumps({"type": "stdin", "data": key}))
-                frame = json.loads(shell.recv(_PATIENCE_SECONDS))
+                frame = json.loads(shell.recv(PATIENCE_SECONDS))
                 times.append((time.perf_counter() - start) * 1000)
                 if frame["type"] != "stdout":
                     raise TideboxError(f"the shell did not echo: {frame}")
@@ -156,7 +125,7 @@ class SandboxBench:
         # Idle for so long that the server may have closed it.
         self._http.close()
         with Copier() as copier:
-            plain = http.client.HTTPConnection(*copier.address, timeout=_PATIENCE_SECONDS)
+            plain = http.client.HTTPConnection(*copier.address, timeout=PATIENCE_SECONDS)
             _until_it_listens(plain)
             for _ in range(1 + self._effort.transfers):
                 self._server.rest()
@@ -189,22 +158,13 @@ class SandboxBench:
 
     def _rest(self) -> None:
         """Until the stock is full, and nothing is done any more."""
-        deadline = time.perf_counter() + _PATIENCE_SECONDS
+        deadline = time.perf_counter() + PATIENCE_SECONDS
         while True:
             self._server.rest()
             if self._server.level("sandbox_stock_ready") == (STOCK,):
                 return
             if time.perf_counter() > deadline:
                 raise TideboxError("the stock of sandboxes is not filled")
-
-    def _ask(self, method: str, path: str, token: str, body: bytes | None = None) -> bytes:
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        self._http.request(method, path, body, headers)
-        answer = self._http.getresponse()
-        content = answer.read()
-        if answer.status not in (200, 204):
-            raise TideboxError(f"the server answered {answer.status}: {content.decode('utf-8', 'replace')}")
-        return content
 
 
 def _quiet(shell: ClientConnection, seconds: float) -> None:

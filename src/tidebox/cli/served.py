@@ -22,7 +22,7 @@ _STOP_SECONDS = 60.0
 _REST_SECONDS = 0.04
 _QUIET_NANOSECONDS = 500_000
 _LOOK_SECONDS = 0.005
-_PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 60.0
 
 
 class Served:
@@ -48,9 +48,13 @@ class Served:
         except BaseException:
             self.close()
             raise
-        host, _, port = self.url.removeprefix("http://").rpartition(":")
-        self._http = http.client.HTTPConnection(host, int(port), timeout=_PATIENCE_SECONDS)
+        self._http = self.connect()
         self._full = 0.0
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A connection to it."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return http.client.HTTPConnection(host, int(port), timeout=PATIENCE_SECONDS)
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
@@ -81,7 +85,7 @@ class Served:
 
         Gives the time since when that was so.
         """
-        deadline = time.perf_counter() + _PATIENCE_SECONDS
+        deadline = time.perf_counter() + PATIENCE_SECONDS
         since, before = 0.0, -1
         # The server may have closed it meanwhile; the next request opens another.
         self._http.close()

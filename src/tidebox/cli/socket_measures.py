@@ -13,23 +13,20 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import uvloop
 
 from tidebox.cli.figures import Effort, Row, Samples, Title
 from tidebox.cli.forwarder import Forwarder
-from tidebox.cli.served import Served
+from tidebox.cli.server_bench import ServerBench
 from tidebox.cli.yardsticks import BareProgram, pss
-from tidebox.config import load_settings, session_environment
 from tidebox.errors import TideboxError
 from tidebox.model.limits import KIB, MIB
-from tidebox.runtime.native.host import find_interpreters
 from tidebox.sdk import AsyncClient
 
 Answer = TypeVar("Answer")
 
-WARM_UP = 3
 AT_ONCE = 8
 FIRST_BYTE_MILLISECONDS = 20.0
 CONNECTION_KIB = 64.0
@@ -46,31 +43,24 @@ class Hello(NamedTuple):
     result: float
 
 
-class SocketBench:
-    """A server and a client of it."""
+class SocketBench(ServerBench):
+    """Programs of a client of the socket."""
 
-    def __init__(self, effort: Effort, directory: Path) -> None:
-        self._effort = effort
-        self._interpreters = find_interpreters(load_settings().python, session_environment().get("PATH"))
-        data_dir = directory / "served"
-        data_dir.mkdir()
+    def __init__(self, effort: Effort, data_dir: Path) -> None:
         with _many_descriptors():
-            self._server = Served(data_dir, rate_limit="off")
+            super().__init__(effort, data_dir)
         # The client is not what is measured, and shares the processors with what is.
         self._loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loop.close()
-        self._server.close()
+        super().__exit__(kind, error, trace)
 
     def rows(self) -> Iterator[Row]:
         """Every row, as it is measured."""
-        python = BareProgram(self._interpreters.python, "-c", _HELLO["python"])
+        python = BareProgram(self._interpreters["python3"], "-c", _HELLO["python"])
         client = self._call(self._connect(self._server.url, self._server.key))
         try:
             hellos, bare = self._hellos(client, "python", python)
@@ -85,7 +75,7 @@ class SocketBench:
 
     def _javascript(self, client: AsyncClient) -> Iterator[Row]:
         name, limits = "bare node -e", {"p50": 0.3, "p95": 0.7}
-        node = self._interpreters.node
+        node = self._interpreters.get("node")
         if node is None:
             title = Title(
                 what="JavaScript hello, socket", yardstick=name, hold=limits["p50"], better="lower", unit="ms"
@@ -96,16 +86,7 @@ class SocketBench:
         yield from _hello_rows("JavaScript", name, hellos, bare, **limits)
 
     def _hellos(self, client: AsyncClient, language: str, bare: BareProgram) -> tuple[list[Hello], list[float]]:
-        ours, theirs = [], []
-        for number in range(WARM_UP + self._effort.samples):
-            self._server.rest()
-            mine = self._call(_hello(client, language))
-            self._server.rest()
-            other = bare.seconds() * 1000
-            if number >= WARM_UP:
-                ours.append(mine)
-                theirs.append(other)
-        return ours, theirs
+        return self._in_turns(lambda: self._call(_hello(client, language)), bare.seconds)
 
     def _sustained(self, client: AsyncClient, bare: BareProgram) -> Row:
         count = self._effort.runs_per_round
@@ -130,7 +111,7 @@ class SocketBench:
         """The same program by the same client, from a box and from a server that is nothing but a pipe's other end."""
         size = self._effort.stream_bytes
         ours, theirs = [], []
-        with Forwarder(self._interpreters.python) as bare:
+        with Forwarder(self._interpreters["python3"]) as bare:
             plain = self._call(self._connect(bare.url, "none"))
             try:
                 for number in range(1 + self._effort.transfers):

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tidebox.files.globs import Glob as Glob
-from tidebox.files.globs import Patience
+from tidebox.files.globs import Glob, Patience
 from tidebox.files.trees import Entry, copy_file, directory_beneath, open_regular, opened, walk
 from tidebox.model.box import Captured, CapturedFile, CapturedTree, CaptureRule
 

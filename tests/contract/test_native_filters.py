@@ -25,7 +25,6 @@ async def runtime(tmp_path: Path) -> AsyncIterator[NativeRuntime]:
     await engine.close()
 
 
-
 async def test_all_programs_of_a_box_share_one_filter(runtime: NativeRuntime) -> None:
     """The kernel has room for so many, and some kernels hang when thousands are freed at once."""
     box = await runtime.open(BoxSpec(kind="sandbox"))

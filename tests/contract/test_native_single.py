@@ -473,9 +473,7 @@ async def open_and_close(runtime: NativeRuntime, count: int, kind: Kind = "run")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_machine_without_another_network_spares_the_boxes_there_are(
-    runtime: NativeRuntime, kind: Kind
-) -> None:
+async def test_a_machine_without_another_network_spares_the_boxes_there_are(runtime: NativeRuntime, kind: Kind) -> None:
     if not is_root():
         pytest.skip("needs a way into the template's user namespace: not without root")
     box = await runtime.open(BoxSpec(kind=kind))

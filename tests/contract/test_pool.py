@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -12,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.boxes import in_boxes, init_of, is_root, native
-from tests.contract.test_native_faults import wait_until
+from tests.boxes import is_root
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 
@@ -26,12 +23,12 @@ READY = {
 
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
+async def start(runtime_name: str, tmp_path: Path) -> AsyncIterator[Start]:
     engines: list[Engine] = []
 
     async def make(**settings: Any) -> Engine:
         options = {"pool_node": 0, "pool_python": 0, "pool_blank": 0, "allow_weak_isolation": not is_root()} | settings
-        engine = Engine(load_settings(data_dir=tmp_path, **options))
+        engine = Engine(load_settings(data_dir=tmp_path, default_runtime=runtime_name, **options))
         engine.start()
         engines.append(engine)
         await engine.pool.filled()
@@ -105,24 +102,6 @@ async def test_what_is_kept_once_used_is_not_kept_before(start: Start) -> None:
         assert len(engine.pool.made()) == 1
         assert engine.pool.made() > before
         before = engine.pool.made()
-
-
-async def test_a_cell_that_dies_while_others_work_is_replaced(start: Start) -> None:
-    engine = await start(pool_python=1)
-    (before,) = engine.pool.made()
-    spawner = native(engine).spawner_pid()
-    assert spawner is not None
-    (cell,) = (pid for pid in in_boxes(spawner) if init_of(pid) != pid)
-    # Of a shape that the pool does not keep: no cell is taken, and the processors count as busy for a moment.
-    program = "import time; time.sleep(60)"
-    busy = [asyncio.ensure_future(run_on(engine, program, workspace=9 << 20)) for _ in range(os.cpu_count() or 1)]
-    wanted = 1 + len(busy)
-    await asyncio.to_thread(wait_until, lambda: engine.runtime.live_boxes() == wanted, "the programs did not start")
-    os.kill(init_of(cell), signal.SIGKILL)
-    await asyncio.to_thread(wait_until, lambda: engine.pool.made() not in ([], [before]), "the cell was not replaced")
-    for run in busy:
-        run.cancel()
-    await asyncio.wait(busy)
 
 
 async def test_a_cell_that_uses_more_than_is_allowed_is_not_used(start: Start) -> None:

@@ -144,11 +144,6 @@ def image_store() -> ImageStore:
     return ImageStore(load_settings().data_dir / IMAGES)
 
 
-def interpreters() -> Mapping[str, str]:
-    """The interpreters of the default runtime: the commands that start them, and where they are."""
-    return Engine(pool=False).runtime.interpreters
-
-
 async def agent_at(path: Path) -> Link:
     """A client of the agent of a live sandbox, at the socket that the sandbox has for its clients."""
     connection = socket.socket(socket.AF_UNIX)

@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,6 +54,8 @@ class Bench:
     def __init__(self, effort: Effort, directory: Path) -> None:
         self._effort = effort
         self._directory = directory
+        self.interpreters: Mapping[str, str] = {}
+        """Those of the boxes, by the commands that start them; known with the first row."""
         # As the library has it.
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="bench", daemon=True)
@@ -68,7 +70,8 @@ class Bench:
     def rows(self) -> Iterator[Row]:
         """Every row, as it is measured."""
         with self._engine(pool_python=CELLS) as engine:
-            python = BareProgram(engine.runtime.interpreters["python3"], "-c", _PYTHON_HELLO)
+            self.interpreters = engine.runtime.interpreters
+            python = BareProgram(self.interpreters["python3"], "-c", _PYTHON_HELLO)
             yield self._hello(engine, "Python hello, parked cell", "bare python3 -c", python, hold=0.2)
             yield self._parked_memory(engine)
         with self._engine(pool_python=CELLS, pool_blank=BLANKS) as engine:
@@ -111,7 +114,7 @@ class Bench:
     def _node(self) -> Row:
         what, name = "JavaScript hello, parked cell", "bare node -e"
         with self._engine(pool_node=1) as engine:
-            node = engine.runtime.interpreters.get("node")
+            node = self.interpreters.get("node")
             if node is None:
                 title = Title(what=what, yardstick=name, hold=0.25, better="lower", unit="ms")
                 return title.skipped("node is not installed")
@@ -273,9 +276,9 @@ def measure(effort: Effort) -> Iterator[Row]:
             yield from bench.rows()
         finally:
             bench.close()
-        with SocketBench(effort, Path(directory, "served")) as through_the_socket:
+        with SocketBench(effort, Path(directory, "served"), bench.interpreters) as through_the_socket:
             yield from through_the_socket.rows()
-        with ServiceBench(effort, Path(directory, "service")) as through_the_service:
+        with ServiceBench(effort, Path(directory, "service"), bench.interpreters) as through_the_service:
             yield from through_the_service.rows()
-        with SandboxBench(effort, Path(directory, "sandboxes")) as of_sandboxes:
+        with SandboxBench(effort, Path(directory, "sandboxes"), bench.interpreters) as of_sandboxes:
             yield from of_sandboxes.rows()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from tidebox.cli.figures import Effort
 from tidebox.cli.served import Served
-from tidebox.embedded import interpreters
 from tidebox.errors import TideboxError
 
 Measured = TypeVar("Measured")
@@ -23,10 +22,11 @@ class ServerBench:
     The server is at rest before either side is measured: what it still does would be counted in the other's time.
     """
 
-    def __init__(self, effort: Effort, data_dir: Path) -> None:
+    def __init__(self, effort: Effort, data_dir: Path, interpreters: Mapping[str, str]) -> None:
+        """``interpreters`` are those that programs are compared with, by the commands that start them."""
         data_dir.mkdir()
         self._effort = effort
-        self._interpreters = interpreters()
+        self._interpreters = interpreters
         self._server = Served(data_dir, rate_limit="off")
         self._http = self._server.connect()
 

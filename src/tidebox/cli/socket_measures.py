@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -46,9 +46,9 @@ class Hello(NamedTuple):
 class SocketBench(ServerBench):
     """Programs of a client of the socket."""
 
-    def __init__(self, effort: Effort, data_dir: Path) -> None:
+    def __init__(self, effort: Effort, data_dir: Path, interpreters: Mapping[str, str]) -> None:
         with _many_descriptors():
-            super().__init__(effort, data_dir)
+            super().__init__(effort, data_dir, interpreters)
         # The client is not what is measured, and shares the processors with what is.
         self._loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
 

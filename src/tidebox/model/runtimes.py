@@ -82,15 +82,6 @@ class Gauge:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class GuaranteeFact:
-    """Whether something is enforced here, and how."""
-
-    name: str
-    enforced: bool
-    how: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeInfo:
     """One runtime."""
@@ -104,13 +95,13 @@ class RuntimeInfo:
     """Why it is not available."""
     features: Features = Features()
     default_images: tuple[str, ...] = ()
-    guarantees: tuple[GuaranteeFact, ...] = ()
+    findings: tuple[Finding, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def untrusted_eligible(self) -> bool:
         """Whether programs that nobody has read may run in it: every guarantee is enforced."""
-        return self.available and all(guarantee.enforced for guarantee in self.guarantees)
+        return self.available and all(finding.enforced for finding in self.findings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """The contract every runtime keeps: a Runtime opens Boxes, a Box runs Execs.
 
 Life of a box: ``open`` -> ``place``, ``put`` -> ``exec``, once in the box of a run and any number of times in a
-sandbox -> ``stop`` (every process dead, workspace kept) ->
-``usage``, ``capture``, ``collect`` -> ``close`` (nothing of it exists any more). ``stop`` and ``close`` may be called
-at any time and more than once.
+sandbox -> ``stop`` (every process dead, workspace kept) -> ``usage``, ``capture``, ``collect`` -> ``close`` (nothing of
+it exists any more). ``stop`` and ``close`` may be called at any time and more than once.
 """
 
 from __future__ import annotations
@@ -258,7 +257,7 @@ class Runtime(abc.ABC):
         """How many boxes it has."""
 
     def gauges(self) -> Sequence[Gauge]:
-        """What can be read off it at any moment, besides its boxes."""
+        """What can be read off it at any moment, besides its boxes; no other runtime has gauges of these names."""
         return ()
 
     @abc.abstractmethod

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 
 from tidebox.errors import RuntimeUnavailable
-from tidebox.model.runtimes import GuaranteeFact, Report, RuntimeInfo
+from tidebox.model.runtimes import Report, RuntimeInfo
 from tidebox.runtime.base import Runtime
 
 RUNTIMES: Mapping[str, str] = {"native": "tidebox.runtime.native.runtime:NativeRuntime"}
@@ -33,9 +33,7 @@ def describe(runtime: Runtime, report: Report) -> RuntimeInfo:
         reason=report.reason,
         features=runtime.features,
         default_images=tuple(f"{image.name}@{image.digest}" for image in runtime.images()),
-        guarantees=tuple(
-            GuaranteeFact(finding.guarantee.value, finding.enforced, finding.how) for finding in report.findings
-        ),
+        findings=report.findings,
         facts=report.facts,
     )
 

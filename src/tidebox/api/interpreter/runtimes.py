@@ -117,7 +117,8 @@ def _shown(services: Services, info: RuntimeInfo) -> dict[str, Any]:
             "untrusted_eligible": info.untrusted_eligible,
             "network_policies": ["deny_all"],
             "guarantees": [
-                {"guarantee": fact.name, "enforced": fact.enforced, "how": fact.how} for fact in info.guarantees
+                {"guarantee": finding.guarantee.value, "enforced": finding.enforced, "how": finding.how}
+                for finding in info.findings
             ],
             "facts": dict(info.facts),
         },

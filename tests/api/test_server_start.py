@@ -160,6 +160,7 @@ def test_a_data_directory_that_cannot_be_written_is_refused() -> None:
         ("ALLOWED_ORIGINS", "a.example", "SANDBOX_ALLOWED_ORIGINS"),
         ("PUBLIC_URL", "boxes", "SANDBOX_PUBLIC_URL"),
         ("TRUSTED_PROXIES", "somebody", "SANDBOX_TRUSTED_PROXIES"),
+        ("DEFAULT_RUNTIME", "docker", "no docker runtime"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(name: str, value: str, says: str, tmp_path: Path) -> None:

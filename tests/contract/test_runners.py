@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
 from tests.boxes import is_root
 from tests.contract.conftest import RUNTIMES_UNDER_TEST
 from tidebox.broker.planning import Planner, RunOrder
+from tidebox.broker.sandboxes import Sandbox
+from tidebox.broker.stock import Stock
 from tidebox.broker.work import decode_work, encode_work
 from tidebox.config import load_settings
 from tidebox.embedded import Collector, Engine, run_on
 from tidebox.errors import RuntimeUnavailable
-from tidebox.model.box import BoxSpec
+from tidebox.model.box import BoxSpec, Command
+from tidebox.model.events import Exited
 from tidebox.model.policy import Policy, Request
-from tidebox.model.runtimes import Runtimes
+from tidebox.model.runtimes import Features, Runtimes
 from tidebox.runtime import registry
 from tidebox.runtime.base import Box
 from tidebox.runtime.native.runtime import NativeRuntime
@@ -46,9 +50,19 @@ class Unparked(OtherRuntime):
         return None
 
 
+class Bare(Unparked):
+    """One that has no optional part."""
+
+    name = "bare"
+
+    @property
+    def features(self) -> Features:
+        return Features()
+
+
 @pytest.fixture
 async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
-    others = {kind.name: f"{kind.__module__}:{kind.__qualname__}" for kind in (OtherRuntime, Unparked)}
+    others = {kind.name: f"{kind.__module__}:{kind.__qualname__}" for kind in (OtherRuntime, Unparked, Bare)}
     monkeypatch.setattr(registry, "RUNTIMES", {**registry.RUNTIMES, **others})
     settings = load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root(), pool_python=0, pool_node=0)
     engine = Engine(settings)
@@ -125,3 +139,23 @@ async def test_what_cannot_be_parked_is_started_by_its_command(
     parked = await run_on(engine, code, language, files=files)
     assert (unparked.stdout, unparked.stderr, unparked.exit_code) == (parked.stdout, parked.stderr, 3)
     assert command.stdout == b"plain\n"
+
+
+async def test_where_no_limits_can_be_changed_no_box_waits(engine: Engine) -> None:
+    bare = engine.runners["bare"]
+    bare.pool.start()
+    await bare.pool.filled()
+    assert bare.pool.parked_total() == bare.runtime.live_boxes() == 0
+
+
+async def test_where_nothing_can_be_frozen_a_sandbox_rests_as_it_is(engine: Engine) -> None:
+    stock = Stock(engine.runners["bare"].runtime, BoxSpec(kind="sandbox"), 0)
+    fresh = await stock.open()
+    sandbox = Sandbox(fresh.sandbox_id, "", fresh.box)
+    assert await sandbox.suspend()
+    assert not sandbox.frozen
+    async with sandbox.use() as box:
+        assert [event async for event in (await box.exec(Command(argv=["true"]))).events()][-1] == Exited(0, None, ANY)
+    # Nor has it a socket for other clients.
+    assert not engine.settings.agent_sockets.exists()
+    await sandbox.close()

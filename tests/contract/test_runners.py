@@ -10,7 +10,7 @@ from unittest.mock import ANY
 import pytest
 
 from tests.boxes import is_root
-from tests.contract.conftest import RUNTIMES_UNDER_TEST
+from tests.contract.runtimes import RUNTIMES_UNDER_TEST
 from tidebox.broker.planning import Planner, RunOrder
 from tidebox.broker.sandboxes import Sandbox
 from tidebox.broker.stock import Stock

@@ -23,7 +23,8 @@ PYTEST += [
 ]
 COUNTED = ("cpu", "memory", "pids")
 
-CONTRACT = [f"tests/contract/test_{name}.py" for name in ("runtime", "faults", "leaves", "frozen")]
+KEPT = ("runtime", "runners", "native_faults", "native_leaves", "native_frozen")
+CONTRACT = [f"tests/contract/test_{name}.py" for name in KEPT]
 HOSTILE = ("resources", "privilege", "init", "inheritance", "kernel_counts", "private_files")
 ESCAPE = [f"tests/escape/test_{name}.py" for name in HOSTILE]
 KERNEL_MEMORY = ["tests/escape/test_kernel_memory.py"]

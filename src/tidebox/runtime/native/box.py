@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tidebox.errors import BoxGone, ExecFailed, TideboxError
+from tidebox.errors import BoxGone, ExecFailed, TideboxError, UnsupportedOperation
 from tidebox.files.trees import Tally, TreeLimits
 from tidebox.model.box import Captured, CapturedTree, CaptureRule, Command
 from tidebox.model.limits import MIB, Limits
@@ -134,6 +134,8 @@ class NativeBox(Box):
         return cgroup_limits(limits, single=self._single is not None)
 
     async def freeze(self) -> None:
+        if not self.features.freezes:
+            raise UnsupportedOperation("nothing can be frozen without control groups")
         await self._spawner.request("freeze", box=self.id, frozen=True)
         self._frozen = True
 

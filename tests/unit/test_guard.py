@@ -92,7 +92,32 @@ async def test_boxes_that_die_while_they_are_asked_do_not_end_the_search() -> No
 async def test_the_busiest_box_is_blamed_only_for_what_may_be_its(
     monkeypatch: pytest.MonkeyPatch, counts: dict[str, int], all_seen: bool, blamed: bool
 ) -> None:
-    monkeypatch.setattr(locks, "count_by_device", lambda most, suspected: (Counter(counts), all_seen))
+    monkeypatch.setattr(locks, "count_by_device", lambda most, suspected, seconds: (Counter(counts), all_seen))
     monkeypatch.setattr(locks, "devices_of_unnamed_files", lambda: {"unnamed"})
     busiest = Box()
-    assert guards._find_hidden_locks({busiest: 3.0, Box(): 1.0}) == ([busiest] if blamed else [])
+    assert guards._find_hidden_locks({busiest: 3.0, Box(): 1.0}, 1.0) == ([busiest] if blamed else [])
+
+
+async def test_a_search_that_took_too_long_is_made_again_with_more_time() -> None:
+    times: list[float] = []
+    guilty = Box()
+
+    def find(busy: dict[Guarded, float], seconds: float) -> list[Guarded] | None:
+        times.append(seconds)
+        return [guilty] if len(times) == 3 else None
+
+    # It rises once, and then stays.
+    total = iter([0, 1000])
+    guard = Guard((Kind("things", lambda: next(total, 1000), 100, count, 10, find),))
+    guard.watch(guilty)
+    try:
+        async with asyncio.timeout(5):
+            await guilty.ended.wait()
+    finally:
+        guard.close()
+    assert times == [2.0, 4.0, 8.0]
+
+
+def test_too_few_of_the_newest_locks_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "count_by_device", lambda most, suspected, seconds: (Counter({"8:1": 500}), False))
+    assert guards._find_hidden_locks({Box(): 3.0}, 1.0) is None

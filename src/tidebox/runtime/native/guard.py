@@ -27,6 +27,8 @@ _SEARCH_SECONDS = 0.1
 _SOCKET_BYTES = 4096
 # Whose locks cannot be told from their files: it must have kept the kernel busy for as long to make so many.
 _LEAST_SECONDS = 0.05
+# How long all locks of the machine are listed, at first and at most: where that was too short it is done again.
+_LIST_SECONDS, _LONGEST_LIST_SECONDS = 2.0, 16.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -57,9 +59,9 @@ class Kind:
     count: Callable[[Guarded], int]
     most: int
     """How many a box may have then."""
-    hidden: Callable[[dict[Guarded, float]], list[Guarded]] | None
+    hidden: Callable[[dict[Guarded, float], float], list[Guarded] | None] | None
     """Where a box can hide what it has: which have too many, of all with the time that the kernel has spent for them,
-    the busiest first."""
+    the busiest first; None where so many seconds were not enough to tell."""
 
 
 class Total:
@@ -144,19 +146,21 @@ def _table_size(pid: int) -> int:
     return 0
 
 
-def _find_hidden_locks(busy: dict[Guarded, float]) -> list[Guarded]:
-    """Boxes whose files have too many locks, also if nobody has them open."""
+def _find_hidden_locks(busy: dict[Guarded, float], seconds: float) -> list[Guarded] | None:
+    """Boxes whose files have too many locks, also if nobody has them open; None if that took too long."""
     ours = locks.devices_of("self")
     own = {box: _devices_of(box) - ours for box in busy}
     unnamed = locks.devices_of_unnamed_files()
-    counts, all_seen = locks.count_by_device(MOST_LOCKS, unnamed.union(*own.values()))
+    counts, all_seen = locks.count_by_device(MOST_LOCKS, unnamed.union(*own.values()), seconds)
     if all_seen and counts.total() <= MOST_LOCKS:
         return []  # the kernel counts other objects of the same size with them
     guilty = [box for box in busy if sum(counts[name] for name in own[box]) > MOST_LOCKS]
-    # The newest are seen first: what was not reached in time is older than this rise, and others'.
-    if guilty or sum(counts[name] for name in unnamed) <= MOST_LOCKS:
+    if guilty:
         return guilty
-    return [box for box in list(busy)[:1] if busy[box] >= _LEAST_SECONDS]
+    if sum(counts[name] for name in unnamed) > MOST_LOCKS:
+        return [box for box in list(busy)[:1] if busy[box] >= _LEAST_SECONDS]
+    # The newest are seen first: what was not reached is older than the rise, and others', if that was seen as a whole.
+    return [] if all_seen or counts.total() > RISE_LOCKS else None
 
 
 def _devices_of(box: Guarded) -> set[str]:
@@ -185,6 +189,7 @@ class Guard:
         )
         self._least = {kind.name: total for kind in kinds if (total := kind.total()) is not None}
         self._kinds = [kind for kind in kinds if kind.name in self._least]
+        self._list_seconds = _LIST_SECONDS
         self._times: dict[Guarded, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._search: asyncio.Task[None] | None = None
@@ -245,7 +250,13 @@ class Guard:
                     found = True
                     self._end(box)
             if not found and kind.hidden is not None:
-                for box in await asyncio.to_thread(kind.hidden, busy):
+                hidden = await asyncio.to_thread(kind.hidden, busy, self._list_seconds)
+                if hidden is None and self._list_seconds < _LONGEST_LIST_SECONDS:
+                    # Still risen, and so looked at again.
+                    self._list_seconds *= 2
+                    continue
+                self._list_seconds = _LIST_SECONDS
+                for box in hidden or ():
                     self._end(box)
             # What is left when they are gone is others'.
             self._least[kind.name] = kind.total() or 0

@@ -12,17 +12,16 @@ import socket
 import time
 from collections import Counter
 
-_SECONDS = 2.0
 _READ_BYTES = 1 << 16
 
 
-def count_by_device(most: int, suspected: set[str]) -> tuple[Counter[str], bool]:
-    """How many locks there are on each device, and whether the time was enough.
+def count_by_device(most: int, suspected: set[str], seconds: float) -> tuple[Counter[str], bool]:
+    """Count the locks on each device; the second value says whether the time was enough.
 
     The newest come first, and no more are looked at when one of the ``suspected`` has more than ``most``.
     """
     found: Counter[str] = Counter()
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + seconds
     with open("/proc/locks", "rb", buffering=0) as file:
         rest = b""
         while piece := file.read(_READ_BYTES):

@@ -309,7 +309,7 @@ def test_pages_that_are_allowed(start_server: Callable[..., RunningServer]) -> N
     )
     assert preflight.status_code == 204
     assert preflight.headers["access-control-allow-origin"] == "https://a.example"
-    for name in ("x-api-key", "prefer", "range"):
+    for name in ("x-api-key", "prefer", "range", "x-tidebox-source"):
         assert name in preflight.headers["access-control-allow-headers"]
     assert (
         httpx2.get(

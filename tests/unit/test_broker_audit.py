@@ -22,7 +22,7 @@ from tidebox.broker.audit import Audit, AuditFiles, Record, render
 from tidebox.errors import AuditUnavailable
 from tidebox.model.principal import Caller, Principal
 
-CALLER = Caller(Principal("ada", frozenset({"sandbox_admin"}), "agent"), "192.0.2.7", "req-1", "fathom")
+CALLER = Caller(Principal("ada", frozenset({"sandbox_admin"}), "agent"), "192.0.2.7", "req-1", "fathom", "MCP")
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
@@ -52,7 +52,8 @@ async def test_an_event_says_who_did_what_to_which(tmp_path: Path) -> None:
         "event": "sandbox.execution.ended",
         "user_id": "ada",
         "actor": "agent",
-        "source": "fathom",
+        "surface": "fathom",
+        "source": "MCP",
         "address": "192.0.2.7",
         "request_id": "req-1",
         "outcome": "exit_code_0",

@@ -65,7 +65,7 @@ class Front:
         fits = route.kind in (None, scope["type"])
         if route.needs_credential or not fits:
             principal = self._services.authenticator.authenticate(scope["headers"])
-            context.caller = Caller(principal, context.address, context.request_id, route.surface)
+            context.caller = Caller(principal, context.address, context.request_id, route.surface, context.source)
             await self._services.rate_limiter.check(principal)
         if not fits:
             return await self._mismatch(scope, send)

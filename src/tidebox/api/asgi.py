@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tidebox.model.principal import Caller
+from tidebox.model.principal import Caller, ClientSource
 
 if TYPE_CHECKING:
     from tidebox.api.problems import Problem
@@ -27,6 +27,7 @@ class Context:
 
     request_id: str
     address: str
+    source: ClientSource | None = None
     surface: str = ""
     caller: Caller | None = None
     status: int = 0

@@ -17,10 +17,12 @@ from tidebox.api.dialects import dialect_of
 from tidebox.api.metrics import Metrics
 from tidebox.errors import Forbidden, PayloadTooLarge, TideboxError
 from tidebox.model.ids import new_id
+from tidebox.model.principal import SOURCE_HEADER, find_source
 
 _log = structlog.get_logger("tidebox.api")
 
 _SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+_SOURCE = SOURCE_HEADER.lower().encode()
 _MAX_LOGGED_PATH = 256
 _UPLOAD_PATH = re.compile(r"/api/v1/sandbox/sessions/[^/]+/files")
 # What has files or input within its JSON.
@@ -47,7 +49,12 @@ class RequestLog:
         sane = given is not None and _SANE_REQUEST_ID.fullmatch(given)
         request_id = given.decode() if given is not None and sane else new_id("req")
         # Known from the first moment on: whoever refuses a request does so in the words of whom it was meant for.
-        context = Context(request_id, (scope.get("client") or ("",))[0], dialect=dialect_of(scope))
+        context = Context(
+            request_id,
+            (scope.get("client") or ("",))[0],
+            find_source((header(scope, _SOURCE) or b"").decode("latin-1")),
+            dialect=dialect_of(scope),
+        )
         attach(scope, context)
         started = time.monotonic()
         answer = _noting(send, context) if scope["type"] == "http" else send
@@ -137,7 +144,7 @@ class OriginGuard:
                 (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
                 (
                     b"access-control-allow-headers",
-                    b"authorization, content-type, idempotency-key, prefer, range, x-api-key, x-request-id",
+                    b"authorization, content-type, idempotency-key, prefer, range, x-api-key, x-request-id, " + _SOURCE,
                 ),
                 (b"access-control-max-age", b"600"),
             ]

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Actor = Literal["human", "agent"]
 ADMIN_ROLE = "sandbox_admin"
+ClientSource = Literal["SDK", "CLI", "MCP", "IDE", "Web"]
+"""The kind of program that a client says it is. Recorded, and trusted for nothing."""
+SOURCES: tuple[ClientSource, ...] = get_args(ClientSource)
+SOURCE_HEADER = "X-Tidebox-Source"
+
+
+def find_source(word: str) -> ClientSource | None:
+    """The source of that name; None if there is none."""
+    return next((source for source in SOURCES if source == word), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +40,4 @@ class Caller:
     address: str
     request_id: str
     surface: str
+    source: ClientSource | None = None

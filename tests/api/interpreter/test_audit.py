@@ -18,7 +18,7 @@ StartServer = Callable[..., RunningServer]
 StreamsOf = Callable[..., Streams]
 Event = dict[str, Any]
 
-EVERY = {"ts", "event", "user_id", "actor", "source", "address", "request_id", "outcome"}
+EVERY = {"ts", "event", "user_id", "actor", "surface", "source", "address", "request_id", "outcome"}
 RUN = {"run_id", "session_id", "runtime", "base_image", "image_digest", "policy_hash", "spec_version", "phase"}
 
 
@@ -119,3 +119,16 @@ def test_programs_output_env_input_and_tokens_are_never_in_it(server: RunningSer
     token = run["log_stream_url"].partition("token=")[2].partition("&")[0]
     assert token not in text
     assert token not in server.log
+
+
+def test_the_source_that_a_client_names(server: RunningServer, streams_of: StreamsOf) -> None:
+    ada = streams_of(server, "ada")
+    for said in ("SDK", "CLI", "MCP", "IDE", "Web", "sdk", "x" * 99, "", None):
+        if said is not None:
+            ada.http.headers["X-Tidebox-Source"] = said
+        else:
+            del ada.http.headers["X-Tidebox-Source"]
+        session_id = ada.session()
+        (created,) = events(server, 1, event="sandbox.session.created", session_id=session_id)
+        recorded = said if said in ("SDK", "CLI", "MCP", "IDE", "Web") else None
+        assert (created["source"], created["surface"]) == (recorded, "rest")

@@ -7,14 +7,14 @@ from starlette.responses import Response
 
 from tidebox.api.access import schemas
 from tidebox.api.access.common import STARTING, audited, grant_shown
-from tidebox.api.asgi import context_of, header
+from tidebox.api.asgi import Context, context_of, header
 from tidebox.api.interpreter.common import CallerDep, ServicesDep, answer, errors
 from tidebox.api.routes import DocumentRoute
 from tidebox.api.services import Services
 from tidebox.broker.held import Ask, Mode
 from tidebox.errors import InvalidRequest, Unauthorized
 from tidebox.model.ids import new_id
-from tidebox.model.principal import Caller
+from tidebox.model.principal import Caller, Principal
 from tidebox.model.sandbox import Grant, Scope, ScopeType, token_scopes
 
 router = APIRouter(prefix="/sandbox", tags=["negotiation"], route_class=DocumentRoute)
@@ -70,15 +70,19 @@ async def refresh(request: Request, services: ServicesDep, body: schemas.Refresh
         token = body.token if body is not None else None
         if token is not None:
             principal = services.authenticator.authenticate(request.scope["headers"])
-            call.caller = context.caller = Caller(principal, context.address, context.request_id, context.surface)
+            call.caller = context.caller = _caller(context, principal)
         else:
             token = _bearer(request)
             principal = services.sandboxes.holder(token, context.address)
-            call.caller = Caller(principal, context.address, context.request_id, context.surface)
+            call.caller = _caller(context, principal)
         await services.rate_limiter.check(call.caller.principal)
         grant = await services.sandboxes.refresh_token(token, context.address, context.caller)
         call.about(grant.binding)
     return _granted(request, services, grant)
+
+
+def _caller(context: Context, principal: Principal) -> Caller:
+    return Caller(principal, context.address, context.request_id, context.surface, context.source)
 
 
 def _bearer(request: Request) -> str:

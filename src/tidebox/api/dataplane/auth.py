@@ -35,4 +35,4 @@ async def enter(gate: Gate, scope: Scope, target: Target, token: str) -> Access:
 
 def caller(access: Access, context: Context) -> Caller:
     """The holder of a token as the audit log names it."""
-    return Caller(access.principal, context.address, context.request_id, SURFACE)
+    return Caller(access.principal, context.address, context.request_id, SURFACE, context.source)

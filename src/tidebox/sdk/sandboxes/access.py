@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Self
 
 from tidebox.sdk.errors import ClientClosed
+from tidebox.sdk.http import Http
 from tidebox.sdk.sandboxes.holding import Held
-from tidebox.sdk.sandboxes.http import Http
 from tidebox.sdk.sandboxes.sandbox import AsyncSandbox
 from tidebox.sdk.sandboxes.sources import ActorType, Control, Mode, Negotiation, ScopeType, Session, Source
 from tidebox.sdk.target import DEFAULT_URL, find_target

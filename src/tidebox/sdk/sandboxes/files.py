@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar, overload
 
 from tidebox.errors import InvalidRequest
+from tidebox.sdk.http import Http
 from tidebox.sdk.sandboxes.grants import Grant
 from tidebox.sdk.sandboxes.holding import Held
-from tidebox.sdk.sandboxes.http import Http
 from tidebox.sdk.sandboxes.results import FileInfo, file_info, listing, uploaded
 from tidebox.sdk.sandboxes.watch import AsyncWatch
 

@@ -9,7 +9,7 @@ import msgspec
 
 from tidebox.errors import InvalidRequest
 from tidebox.sdk.errors import ServerProtocolError
-from tidebox.sdk.sandboxes.failures import Told
+from tidebox.sdk.failures import Told
 from tidebox.sdk.sandboxes.results import Encoding, Exit
 
 # Far less than the longest frame that a server takes.

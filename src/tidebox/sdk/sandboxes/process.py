@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from tidebox.sdk.errors import ConnectionLost, ServerProtocolError
+from tidebox.sdk.http import Http
 from tidebox.sdk.sandboxes import frames
-from tidebox.sdk.sandboxes.http import Http
 from tidebox.sdk.sandboxes.results import Chunk, Ending, Exit, plain
-from tidebox.sdk.sandboxes.sockets import Socket
+from tidebox.sdk.sockets import Socket
 
 
 async def introduce(http: Http, url: str, token: str) -> frames.AuthOk:

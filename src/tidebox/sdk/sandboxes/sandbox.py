@@ -8,10 +8,10 @@ from typing import Any, Self, TypeVar, Unpack
 
 from tidebox.errors import InvalidRequest, Unauthorized
 from tidebox.sdk.errors import ClientClosed, SandboxRecreated
+from tidebox.sdk.http import Http
 from tidebox.sdk.sandboxes.files import AsyncFiles
 from tidebox.sdk.sandboxes.grants import Grant, from_config
 from tidebox.sdk.sandboxes.holding import Held
-from tidebox.sdk.sandboxes.http import Http
 from tidebox.sdk.sandboxes.process import AsyncProcess, introduce
 from tidebox.sdk.sandboxes.requests import (
     Command,

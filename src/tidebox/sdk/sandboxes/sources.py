@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 from tidebox.errors import InvalidRequest, NotFound, SandboxStarting, Unauthorized
 from tidebox.sdk.errors import ConnectionLost, ServerProtocolError
+from tidebox.sdk.http import Http
 from tidebox.sdk.sandboxes.grants import Grant, from_negotiation, from_session, with_token
-from tidebox.sdk.sandboxes.http import Http
 from tidebox.sdk.target import Target
 
 ScopeType = Literal["thread", "workspace", "assistant", "deployment"]

@@ -11,12 +11,12 @@ from urllib.parse import urlencode
 import msgspec
 
 from tidebox.sdk.errors import ServerProtocolError
+from tidebox.sdk.failures import Told
+from tidebox.sdk.http import Http
 from tidebox.sdk.sandboxes import frames
-from tidebox.sdk.sandboxes.failures import Told
 from tidebox.sdk.sandboxes.grants import Grant
 from tidebox.sdk.sandboxes.holding import Held
-from tidebox.sdk.sandboxes.http import Http
-from tidebox.sdk.sandboxes.sockets import Socket
+from tidebox.sdk.sockets import Socket
 
 ChangeKind = Literal["created", "modified", "removed", "moved", "overflow"]
 _KINDS: tuple[ChangeKind, ...] = get_args(ChangeKind)

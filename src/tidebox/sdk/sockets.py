@@ -10,8 +10,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tidebox.errors import TideboxError
 from tidebox.sdk.errors import ClientClosed
-from tidebox.sdk.sandboxes.failures import Told, from_answer, from_told
-from tidebox.sdk.sandboxes.http import KEEP_ALIVE, USER_AGENT, Http
+from tidebox.sdk.failures import Told, from_answer, from_told
+from tidebox.sdk.http import KEEP_ALIVE, USER_AGENT, Http
 from tidebox.sdk.target import Target, is_local
 from tidebox.sdk.transport import OPENING_ERRORS, closing_error, opening_error
 

@@ -18,7 +18,7 @@ from websockets.asyncio.client import ClientConnection
 import tidebox
 from tidebox.errors import InvalidRequest, TideboxError
 from tidebox.sdk.errors import ClientClosed, ConnectionLost, ServerUnreachable
-from tidebox.sdk.sandboxes.failures import from_answer
+from tidebox.sdk.failures import from_answer
 from tidebox.sdk.target import is_local
 
 USER_AGENT = f"tidebox/{tidebox.__version__}"

@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from tidebox.config import Settings, load_settings, session_environment
 from tidebox.errors import InvalidRequest, StartupTimeout
@@ -290,7 +290,32 @@ class _Background:
 _background = _Background()
 
 
-def run(code: str | bytes | None = None, language: str = "python", **options: Any) -> Result:
+class RunOptions(TypedDict, total=False):
+    """What else can be said of a program. Sizes are bytes, times seconds."""
+
+    command: Sequence[str] | None
+    """A program with its arguments, instead of code."""
+    env: Mapping[str, str] | None
+    stdin: bytes | str | None
+    files: Mapping[str, bytes] | None
+    """Name -> content, placed in ``/workspace``."""
+    artifacts: Iterable[str]
+    """Patterns of files to bring back."""
+    image: str
+    cancel: Switch | None
+    timeout: float | None
+    memory: int | None
+    pids: int | None
+    cpus: float | None
+    cpu_shares: int | None
+    output: int | None
+    workspace: int | None
+    inodes: int | None
+    open_files: int | None
+    file_size: int | None
+
+
+def run(code: str | bytes | None = None, language: str = "python", **options: Unpack[RunOptions]) -> Result:
     """Run ``code`` in a fresh box and wait for its end.
 
     Options: ``command`` (a sequence, instead of code), ``env``, ``stdin``, ``files`` (name -> bytes, placed in
@@ -302,7 +327,7 @@ def run(code: str | bytes | None = None, language: str = "python", **options: An
     return _background.run(code, language, **options)
 
 
-async def arun(code: str | bytes | None = None, language: str = "python", **options: Any) -> Result:
+async def arun(code: str | bytes | None = None, language: str = "python", **options: Unpack[RunOptions]) -> Result:
     """``run`` for asynchronous callers: cancelling the call kills the box."""
     return await asyncio.wrap_future(_background.submit(code, language, **options))
 

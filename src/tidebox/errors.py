@@ -55,7 +55,7 @@ class TideboxError(Exception):
     retryable: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
 
-    def __init__(self, message: str, **details: Any) -> None:
+    def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.details = details

@@ -12,12 +12,13 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from tidebox.errors import TideboxError
+from tidebox.model.principal import ClientSource
 from tidebox.protocols.fathom import Status
 from tidebox.sdk.errors import ClientClosed, ConnectionLost, ServerProtocolError, ServerUnreachable
 from tidebox.sdk.reconnection import Reconnection
 from tidebox.sdk.result import Health, Output, Result
 from tidebox.sdk.session import Options, Progress, Session, make_request
-from tidebox.sdk.target import DEFAULT_URL, find_target
+from tidebox.sdk.target import DEFAULT_URL, find_target, source_headers
 from tidebox.sdk.transport import OPENING_ERRORS, check_version, closing_error, opening_error, options
 
 _NORMAL, _PROTOCOL_ERROR = 1000, 1002
@@ -49,16 +50,20 @@ class AsyncExecution:
         return self._progress.known.status
 
     async def __aiter__(self) -> AsyncIterator[Output]:
+        while (piece := await self.read()) is not None:
+            yield piece
+
+    async def read(self) -> Output | None:
+        """The next piece of output; None when the program is over. Raises if the server could not run it to its end."""
         unread, known = self._progress.unread, self._progress.known
-        while True:
-            while unread:
-                yield unread.popleft()
+        while not unread:
             if known.is_over():
                 if known.failure is not None:
                     raise known.failure
-                return
+                return None
             self._news.clear()
             await self._news.wait()
+        return unread.popleft()
 
     async def result(self) -> Result:
         """How it ended, once it has. Raises if the server could not run it to its end."""
@@ -76,6 +81,9 @@ class AsyncExecution:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.leave()
+
+    async def leave(self) -> None:
         """Leave nothing running."""
         if not self._progress.known.is_over():
             try:
@@ -88,10 +96,20 @@ class AsyncClient:
     """A connection to a server, kept up: many executions at once, each by ``run`` or ``start``.
 
     ``url`` is the server's address. Without ``api_key`` the key is that of ``SANDBOX_API_KEY`` or, for a server on
-    this machine, the one in its data directory. ``connect_timeout`` is how long a call waits for a connection.
+    this machine, the one in its data directory. ``connect_timeout`` is how long a call waits for a connection,
+    ``source`` what kind of program this is, for the server's audit log.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, api_key: str | None = None, connect_timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        connect_timeout: float = 10.0,
+        source: ClientSource = "SDK",
+    ) -> None:
+        source_headers(source)
+        self._source = source
         self._target = find_target(url, api_key)
         self._connect_timeout = connect_timeout
         self._reconnection = Reconnection()
@@ -185,7 +203,7 @@ class AsyncClient:
     async def _open(self) -> _Link:
         loop = asyncio.get_running_loop()
         try:
-            connection = await connect(self._target.uri, **options(self._target, self._connect_timeout))
+            connection = await connect(self._target.uri, **options(self._target, self._connect_timeout, self._source))
         except OPENING_ERRORS as error:
             self._reconnection.failed(loop.time())
             self._last_failure = opening_error(self._target, error)

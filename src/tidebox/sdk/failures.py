@@ -1,11 +1,13 @@
-"""What an answer of the access protocols or of the dataplane says went wrong, in the classes of ``tidebox.errors``.
+"""What an answer of a server or of a sandbox says went wrong, in the classes of ``tidebox.errors``.
 
 ``details`` has the server's own ``code``, its ``request_id`` and, of an HTTP answer, the ``status``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -32,7 +34,18 @@ from tidebox.errors import (
 )
 from tidebox.sdk.errors import ServerRefused, ServerUnreachable
 
+
+def _tree(top: type[TideboxError]) -> Iterator[type[TideboxError]]:
+    for kind in top.__subclasses__():
+        if kind.__module__ == top.__module__:
+            yield kind
+            yield from _tree(kind)
+
+
+# As the interpreter service spells them, each class its own; then as the other protocols do.
 _BY_CODE: dict[str, type[TideboxError]] = {
+    **{kind.code: kind for kind in _tree(TideboxError) if "code" in vars(kind)},
+    "internal_error": InternalError,
     "UNAUTHENTICATED": Unauthorized,
     "FORBIDDEN": Forbidden,
     "CAPABILITY_DENIED": CapabilityDenied,
@@ -98,14 +111,28 @@ def from_told(told: Told, **more: Any) -> TideboxError:
     return kind(told.message, **details)
 
 
+def from_code(code: str, message: str, details: Mapping[str, Any]) -> TideboxError:
+    """The error of that code, where the server does not say whether a retry may help."""
+    return _BY_CODE.get(code, ServerRefused)(message, **{**details, "code": code})
+
+
 def from_answer(status: int, headers: Mapping[str, str], body: bytes) -> TideboxError:
     """The error that an HTTP answer tells of."""
     more: dict[str, Any] = {"status": status}
-    pause = headers.get("retry-after", "")
-    if pause.isascii() and pause.isdigit():
-        more["retry_after"] = float(pause)
+    if (pause := _retry_after(headers.get("retry-after", ""))) is not None:
+        more["retry_after"] = pause
     try:
         return from_told(_decode(body).error, **more)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         kind = _BY_STATUS.get(status) or (ServerUnreachable if status >= 500 else ServerRefused)
         return kind(f"the server answered with HTTP status {status}", **more)
+
+
+def _retry_after(text: str) -> float | None:
+    """How many seconds to wait, said as such or as a date."""
+    if text.isascii() and text.isdigit():
+        return float(text[:16])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError, OSError):
+        return None

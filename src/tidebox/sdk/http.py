@@ -17,9 +17,11 @@ from websockets.asyncio.client import ClientConnection
 
 import tidebox
 from tidebox.errors import InvalidRequest, TideboxError
-from tidebox.sdk.errors import ClientClosed, ConnectionLost, ServerUnreachable
+from tidebox.model.limits import MIB
+from tidebox.model.principal import ClientSource
+from tidebox.sdk.errors import ClientClosed, ConnectionLost, ServerProtocolError, ServerUnreachable
 from tidebox.sdk.failures import from_answer
-from tidebox.sdk.target import is_local
+from tidebox.sdk.target import is_local, source_headers
 
 USER_AGENT = f"tidebox/{tidebox.__version__}"
 # Well before the server closes a connection that nobody uses: a request must not meet its end.
@@ -37,14 +39,19 @@ KEEP_ALIVE = tuple(
     )
     if hasattr(socket, name)
 )
+# The longest answer that is kept in memory: a program may print 64 MiB, and as JSON that may be six times as much.
+MAX_ANSWER_BYTES = 512 * MIB
+_MAX_ERROR_BYTES = MIB
 _NOT_CONNECTED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 
 
 class Http:
     """The connections of one client, those for requests kept for the next one."""
 
-    def __init__(self, connect_timeout: float) -> None:
+    def __init__(self, connect_timeout: float, source: ClientSource = "SDK") -> None:
         self.connect_timeout = connect_timeout
+        self.headers = source_headers(source)
+        """What every request says of this client."""
         self._clients: dict[tuple[str, bool], httpx2.AsyncClient] = {}
         self._sockets: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
         self._closed = False
@@ -56,9 +63,10 @@ class Http:
         *,
         bearer: str | None,
         content: Mapping[str, Any] | None = None,
-        params: Mapping[str, str] | None = None,
+        params: Mapping[str, str | list[str]] | None = None,
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
+        limit: int = MAX_ANSWER_BYTES,
     ) -> bytes:
         """The body of the answer to a JSON request, of which every step may take so many seconds."""
         body = None
@@ -70,7 +78,7 @@ class Http:
             headers = {"Content-Type": "application/json", **(headers or {})}
         exchange = self.exchange(method, url, bearer=bearer, body=body, params=params, headers=headers, seconds=seconds)
         async with exchange as response:
-            return await response.aread()
+            return await read_whole(response, limit)
 
     @contextlib.asynccontextmanager
     async def exchange(
@@ -80,7 +88,7 @@ class Http:
         *,
         bearer: str | None,
         body: bytes | AsyncIterator[bytes] | None = None,
-        params: Mapping[str, str] | None = None,
+        params: Mapping[str, str | list[str]] | None = None,
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> AsyncIterator[httpx2.Response]:
@@ -97,7 +105,7 @@ class Http:
             )
             async with request as response:
                 if response.is_error or response.is_redirect:
-                    raise from_answer(response.status_code, response.headers, await response.aread())
+                    raise from_answer(response.status_code, response.headers, await _read_error(response))
                 yield response
         except httpx2.TransportError as error:
             raise _failure(url, error) from error
@@ -110,7 +118,7 @@ class Http:
         key = parts.scheme, is_local(parts.hostname or "")
         client = self._clients.get(key)
         if client is None:
-            client = self._clients[key] = _make_client(*key)
+            client = self._clients[key] = _make_client(*key, self.headers)
         return client
 
     def check_open(self) -> None:
@@ -133,7 +141,24 @@ class Http:
             await client.aclose()
 
 
-def _make_client(scheme: str, local: bool) -> httpx2.AsyncClient:
+async def read_whole(response: httpx2.Response, limit: int) -> bytes:
+    """The body of an answer that may have so many bytes."""
+    body = bytearray()
+    async for piece in response.aiter_raw():
+        body += piece
+        if len(body) > limit:
+            raise ServerProtocolError(f"the server's answer has more than {limit} bytes", limit=limit)
+    return bytes(body)
+
+
+async def _read_error(response: httpx2.Response) -> bytes:
+    try:
+        return await read_whole(response, _MAX_ERROR_BYTES)
+    except ServerProtocolError:
+        return b""  # then the status has to do
+
+
+def _make_client(scheme: str, local: bool, headers: Mapping[str, str]) -> httpx2.AsyncClient:
     # Reading the certificates takes longer than everything else, and plain HTTP has no use for them.
     verify: ssl.SSLContext | bool = ssl.create_default_context() if scheme == "https" else False
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=_IDLE_SECONDS)
@@ -144,7 +169,7 @@ def _make_client(scheme: str, local: bool) -> httpx2.AsyncClient:
         # Where the environment names a proxy, that has the last word.
         mounts={"all://": direct},
         trust_env=not local,
-        headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
+        headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **headers},
     )
 
 

@@ -1,7 +1,8 @@
-"""One connection to a socket of the dataplane."""
+"""One connection to a socket of a server or of a sandbox."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -31,14 +32,15 @@ class Socket:
         self._closed = False
 
     @classmethod
-    async def open(cls, http: Http, url: str, token: str) -> Self:
-        """Connect with a token; raises if it is not good."""
+    async def open(cls, http: Http, url: str, token: str | None) -> Self:
+        """Connect with a token or a key; raises if it is not good."""
         http.check_open()
+        credential = {} if token is None else {"Authorization": f"Bearer {token}"}
         target = Target(url, token, is_local(urlsplit(url).hostname or ""))
         try:
             connection = await connect(
                 url,
-                additional_headers={"Authorization": f"Bearer {token}"},
+                additional_headers={**http.headers, **credential},
                 user_agent_header=USER_AGENT,
                 compression=None,
                 proxy=None if target.local else True,
@@ -56,8 +58,9 @@ class Socket:
             raise opening_error(target, error) from error
         http.look_after(connection)
         sock = connection.transport.get_extra_info("socket")
-        for option in KEEP_ALIVE:
-            sock.setsockopt(*option)
+        with contextlib.suppress(OSError):  # of one that is lost already; whoever receives is told
+            for option in KEEP_ALIVE:
+                sock.setsockopt(*option)
         return cls(connection)
 
     async def send(self, message: bytes) -> None:

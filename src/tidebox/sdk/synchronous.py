@@ -17,12 +17,13 @@ from websockets.protocol import State
 from websockets.sync.client import ClientConnection, connect
 
 from tidebox.errors import TideboxError
+from tidebox.model.principal import ClientSource
 from tidebox.protocols.fathom import Status
 from tidebox.sdk.errors import ClientClosed, ConnectionLost, ServerProtocolError, ServerUnreachable
 from tidebox.sdk.reconnection import Reconnection
 from tidebox.sdk.result import Health, Output, Result
 from tidebox.sdk.session import Options, Progress, Session, make_request
-from tidebox.sdk.target import DEFAULT_URL, find_target
+from tidebox.sdk.target import DEFAULT_URL, find_target, source_headers
 from tidebox.sdk.transport import OPENING_ERRORS, check_version, closing_error, opening_error, options
 
 
@@ -87,11 +88,20 @@ class Client:
     """A connection to a server, made again when it is lost: many executions at once, each by ``run`` or ``start``.
 
     ``url`` is the server's address. Without ``api_key`` the key is that of ``SANDBOX_API_KEY`` or, for a server on
-    this machine, the one in its data directory. ``connect_timeout`` is how long a call waits for a connection. Any
-    number of threads may use one client.
+    this machine, the one in its data directory. ``connect_timeout`` is how long a call waits for a connection,
+    ``source`` what kind of program this is, for the server's audit log. Any number of threads may use one client.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, api_key: str | None = None, connect_timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        connect_timeout: float = 10.0,
+        source: ClientSource = "SDK",
+    ) -> None:
+        source_headers(source)
+        self._source = source
         self._target = find_target(url, api_key)
         self._connect_timeout = connect_timeout
         self._reconnection = Reconnection()
@@ -180,7 +190,9 @@ class Client:
 
     def _open(self) -> _Link:
         try:
-            connection = connect(self._target.uri, **options(self._target, self._connect_timeout)).__enter__()
+            connection = connect(
+                self._target.uri, **options(self._target, self._connect_timeout, self._source)
+            ).__enter__()
         except (*OPENING_ERRORS, AssertionError) as error:
             # The library asserts that nobody hangs up before he was asked anything, but a server can.
             self._reconnection.failed(time.monotonic())

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from tidebox.config import load_settings
 from tidebox.errors import InvalidRequest
+from tidebox.model.principal import SOURCE_HEADER, SOURCES, find_source
 
 DEFAULT_URL = "http://127.0.0.1:8787"
 KEY_FILE = "api-key"
@@ -26,6 +27,11 @@ class Target:
     def http_url(self) -> str:
         """What the paths of requests are below."""
         return "http" + self.uri.removeprefix("ws").removesuffix("/ws")
+
+    @property
+    def ws_url(self) -> str:
+        """What the paths of other sockets are below."""
+        return self.uri.removesuffix("/ws")
 
 
 def find_target(url: str, api_key: str | None = None) -> Target:
@@ -51,6 +57,13 @@ def find_target(url: str, api_key: str | None = None) -> Target:
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InvalidRequest("a key is printable ASCII text", field="api_key")
     return Target(uri, key, local)
+
+
+def source_headers(source: str) -> dict[str, str]:
+    """The header in which a client says what kind of program it is."""
+    if find_source(source) is None:
+        raise InvalidRequest(f"source: give one of {', '.join(SOURCES)}", field="source")
+    return {SOURCE_HEADER: source}
 
 
 def is_local(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""How a connection is opened, and what its errors mean: what the two clients have in common."""
+"""How a connection is opened, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from websockets.exceptions import (
 
 import tidebox
 from tidebox.errors import InvalidRequest, TideboxError
+from tidebox.model.principal import ClientSource
 from tidebox.protocols.fathom import VERSION
 from tidebox.sdk.errors import (
     VERSION_HEADER,
@@ -26,7 +27,7 @@ from tidebox.sdk.errors import (
     VersionRefused,
     from_response,
 )
-from tidebox.sdk.target import Target
+from tidebox.sdk.target import Target, source_headers
 
 # How often an idle connection is looked after, and how long the answer may take.
 HEARTBEAT_SECONDS = 20.0
@@ -35,9 +36,9 @@ CLOSE_SECONDS = 2.0
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 
-def options(target: Target, timeout: float) -> dict[str, Any]:
+def options(target: Target, timeout: float, source: ClientSource) -> dict[str, Any]:
     """The arguments of ``connect`` for a target."""
-    headers = {VERSION_HEADER: str(VERSION)}
+    headers = {VERSION_HEADER: str(VERSION), **source_headers(source)}
     if target.key is not None:
         headers["Authorization"] = f"Bearer {target.key}"
     return {

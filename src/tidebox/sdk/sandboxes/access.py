@@ -7,6 +7,7 @@ from collections.abc import Collection, Hashable
 from types import TracebackType
 from typing import Self
 
+from tidebox.model.principal import ClientSource
 from tidebox.sdk.errors import ClientClosed
 from tidebox.sdk.http import Http
 from tidebox.sdk.sandboxes.holding import Held
@@ -19,11 +20,19 @@ class AsyncAccess:
     """Asks a server for sandboxes, and keeps what it grants: one grant for each scope, whoever asks for it here.
 
     ``url`` is the server's address. Without ``api_key`` the key is that of ``SANDBOX_API_KEY`` or, for a server on
-    this machine, the one in its data directory. ``connect_timeout`` is how long a connection may take to be made.
+    this machine, the one in its data directory. ``connect_timeout`` is how long a connection may take to be made,
+    ``source`` what kind of program this is, for the server's audit log.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, api_key: str | None = None, connect_timeout: float = 10.0) -> None:
-        self._http = Http(connect_timeout)
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        connect_timeout: float = 10.0,
+        source: ClientSource = "SDK",
+    ) -> None:
+        self._http = Http(connect_timeout, source)
         self._control = Control(self._http, find_target(url, api_key))
         self._held: dict[Hashable, Held] = {}
         self._closed = False

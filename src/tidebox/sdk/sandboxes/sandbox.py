@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from tidebox.errors import InvalidRequest, Unauthorized
+from tidebox.model.principal import ClientSource
 from tidebox.sdk.errors import ClientClosed, SandboxRecreated
 from tidebox.sdk.http import Http
 from tidebox.sdk.sandboxes.files import AsyncFiles
@@ -42,12 +43,14 @@ class AsyncSandbox:
         self.files = AsyncFiles(http, held, self._use)
 
     @classmethod
-    async def connect(cls, config: Mapping[str, Any], *, connect_timeout: float = 10.0) -> Self:
+    async def connect(
+        cls, config: Mapping[str, Any], *, connect_timeout: float = 10.0, source: ClientSource = "SDK"
+    ) -> Self:
         """The sandbox that somebody else negotiated, as the configuration of a run has it in ``configurable.sandbox``.
 
         Its token is refreshed if ``refresh_url`` is there. Closing it leaves it to whoever negotiated it.
         """
-        http = Http(connect_timeout)
+        http = Http(connect_timeout, source)
         held = Held(Given(http, from_config(config)))
         sandbox = cls(http, held, await held.take(keep=True), owns_http=True)
         try:

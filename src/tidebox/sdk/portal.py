@@ -1,0 +1,160 @@
+"""Asynchronous objects for threads: shells around them, whose calls wait.
+
+Everything is done by the asynchronous object, on an event loop that has a thread of its own: what it does in the
+background goes on while nobody calls. Any number of threads may use one shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+
+from tidebox.sdk.errors import ClientClosed
+
+Answer = TypeVar("Answer")
+Made = TypeVar("Made")
+Arguments = ParamSpec("Arguments")
+Inner = TypeVar("Inner")
+
+# How long an interrupted call may take to leave nothing behind; a second interrupt ends that too.
+_CANCEL_SECONDS = 15.0
+
+
+class Portal:
+    """An event loop on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._started = threading.Event()
+        # Guards the end: whatever is begun before it is also ended by it.
+        self._ending = threading.Lock()
+        self._closed = False
+        # Whoever forgets to close must still be able to end.
+        self._thread = threading.Thread(target=self._run, name="tidebox client", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self._started.set()
+        await self._over.wait()
+
+    def call(self, work: Callable[[], Coroutine[Any, Any, Answer]], timeout: float | None = None) -> Answer:
+        """Do something there, and wait for it; an interrupt cancels it.
+
+        By a bare lock: an event, or a future, makes the way there and back longer.
+        """
+        over = threading.Lock()
+        over.acquire()
+        tasks: list[asyncio.Task[Answer]] = []
+
+        async def in_time() -> Answer:
+            if timeout is None:
+                return await work()
+            async with asyncio.timeout(timeout):
+                return await work()
+
+        def start() -> None:
+            tasks.append(self._loop.create_task(in_time()))
+            tasks[0].add_done_callback(lambda _: over.release())
+
+        with self._ending:
+            if self._closed:
+                raise ClientClosed("the client was closed")
+            self._loop.call_soon_threadsafe(start)
+        try:
+            over.acquire()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # where the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            # What is done about it, such as to end a program, must not meet the end of the client.
+            over.acquire(timeout=_CANCEL_SECONDS)
+            raise
+        try:
+            return tasks[0].result()
+        except asyncio.CancelledError:
+            raise ClientClosed("the client was closed") from None
+
+    def finish(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """The same for the last that is done with something; nothing, if all is over already."""
+        try:
+            self.call(work)
+        except ClientClosed:
+            pass
+
+    def close(self) -> None:
+        """End the thread, and what is still done on it."""
+        with self._ending:
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+
+class Shell(Generic[Inner]):
+    """An asynchronous object, and the portal that leads to it."""
+
+    def __init__(self, portal: Portal, inner: Inner) -> None:
+        self._portal = portal
+        self._inner = inner
+
+
+class Closable(Protocol):
+    """What can be closed."""
+
+    async def close(self) -> None: ...
+
+
+ClosableInner = TypeVar("ClosableInner", bound=Closable)
+
+
+class ClosingShell(Shell[ClosableInner]):
+    """The shell of an object that is closed when it is not needed any more: a context."""
+
+    def close(self) -> None:
+        """Close it; see the class for what that ends."""
+        self._portal.finish(self._inner.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@overload
+def blocking(
+    method: Callable[Concatenate[Inner, Arguments], Coroutine[Any, Any, Answer]],
+) -> Callable[Concatenate[Shell[Inner], Arguments], Answer]: ...
+
+
+@overload
+def blocking(
+    method: Callable[Concatenate[Inner, Arguments], Coroutine[Any, Any, Answer]],
+    shell: Callable[[Portal, Answer], Made],
+) -> Callable[Concatenate[Shell[Inner], Arguments], Made]: ...
+
+
+def blocking(method: Callable[..., Coroutine[Any, Any, Any]], shell: Callable[[Portal, Any], Any] | None = None) -> Any:
+    """The method of a shell that does what a method of its inner object does, with the same arguments.
+
+    Where that gives another asynchronous object, ``shell`` makes the shell around it.
+    """
+
+    @functools.wraps(method)
+    def call(self: Shell[Any], *arguments: Any, **options: Any) -> Any:
+        answer = self._portal.call(lambda: method(self._inner, *arguments, **options))
+        return answer if shell is None else shell(self._portal, answer)
+
+    return call

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import itertools
 import os
 import resource
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,12 +16,14 @@ import httpx2
 import pytest
 
 from tests.api.conftest import NO_CELLS, RunningServer, finish, start
+from tests.sdk.proxy import cutting
 from tests.sdk.sandboxes import access_to, calls, our_tasks, until
 from tidebox.errors import Conflict, ExecFailed, Forbidden, InvalidRequest, NotFound
 from tidebox.model.ids import new_id
 from tidebox.model.limits import MIB
 from tidebox.model.result import Outcome
-from tidebox.sdk import AsyncProcess, AsyncSandbox, Change, Chunk, ClientClosed
+from tidebox.sdk import AsyncAccess, AsyncProcess, AsyncSandbox, Change, Chunk, ClientClosed
+from tidebox.sdk.transfers import Content
 
 EVERY_BYTE = bytes(range(256))
 
@@ -295,6 +299,60 @@ async def test_a_file_is_sent_again_with_another_token(sandbox: AsyncSandbox, se
         revoke()
         with pytest.raises(InvalidRequest, match="cannot be read again"):
             await sandbox.files.upload("never", pipe)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "path", "file"])
+async def test_a_large_upload_goes_on_where_it_was(
+    server: RunningServer, thread: str, tmp_path: Path, kind: str
+) -> None:
+    content = hashlib.sha256(b"tide").digest() * 250_000
+    (tmp_path / "here").write_bytes(content)
+    offered: dict[str, Content] = {"bytes": content, "path": tmp_path / "here", "file": io.BytesIO(content)}
+    cuts = itertools.chain([3_000_000, 2_000_000, 1_500_000], itertools.repeat(None))
+    async with cutting(server, cuts, of_client=True) as proxy, AsyncAccess(proxy.url, api_key=server.key) as access:
+        async with await access.ensure(thread) as sandbox:
+            assert await sandbox.files.upload("there/large", offered[kind], mode=0o640) == len(content)
+            assert proxy.cut == 3
+            assert await sandbox.files.download("there/large") == content
+            assert [(entry.name, entry.mode) for entry in await sandbox.files.list("there")] == [("large", 0o640)]
+    # Sent again was only what was on its way when a connection was lost.
+    assert proxy.handed_on < len(content) * 1.5
+
+
+async def test_a_small_upload_is_sent_again(server: RunningServer, thread: str) -> None:
+    cuts = itertools.chain([100_000], itertools.repeat(None))
+    async with cutting(server, cuts, of_client=True) as proxy, AsyncAccess(proxy.url, api_key=server.key) as access:
+        async with await access.ensure(thread) as sandbox:
+            assert await sandbox.files.upload("small", EVERY_BYTE * 1000) == 256_000
+            assert await sandbox.files.download("small") == EVERY_BYTE * 1000
+            assert [entry.name for entry in await sandbox.files.list()] == ["small"]
+    assert proxy.cut == 1
+
+
+class Breaking(io.BytesIO):
+    """A file that cannot be read to its end, from the moment it is told so."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.broken = threading.Event()
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() > 2 * MIB:
+            assert self.broken.wait(60)
+            raise OSError("the disk is broken")
+        return super().read(size)
+
+
+async def test_an_upload_that_is_given_up_leaves_nothing(sandbox: AsyncSandbox) -> None:
+    file = Breaking(bytes(4 * MIB))
+    upload = asyncio.create_task(sandbox.files.upload("never", file))
+    async with asyncio.timeout(60):
+        while not any(entry.size for entry in await sandbox.files.list()):
+            pass
+    file.broken.set()
+    with pytest.raises(OSError, match="the disk is broken"):
+        await upload
+    assert await sandbox.files.list() == []
 
 
 async def test_watching_goes_on_after_its_token(sandbox: AsyncSandbox, server: RunningServer, thread: str) -> None:

@@ -11,12 +11,13 @@ from typing import Any, BinaryIO, Self, overload
 from tidebox.model.principal import ClientSource
 from tidebox.sdk.portal import ClosingShell, Portal, Shell, blocking
 from tidebox.sdk.sandboxes.access import AsyncAccess
-from tidebox.sdk.sandboxes.files import AsyncFiles, LocalPath
+from tidebox.sdk.sandboxes.files import AsyncFiles
 from tidebox.sdk.sandboxes.process import AsyncProcess
 from tidebox.sdk.sandboxes.results import Chunk, Ending
 from tidebox.sdk.sandboxes.sandbox import AsyncSandbox
 from tidebox.sdk.sandboxes.watch import AsyncWatch, Change
 from tidebox.sdk.target import DEFAULT_URL
+from tidebox.sdk.transfers import LocalPath
 
 
 class Process(ClosingShell[AsyncProcess]):

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, BinaryIO, Protocol, TypeVar, overload
 
-from tidebox.errors import InvalidRequest
-from tidebox.sdk.http import Http
+from tidebox.errors import Conflict, NotFound, TideboxError
+from tidebox.model.limits import MIB
+from tidebox.sdk.errors import ConnectionLost, ServerUnreachable
+from tidebox.sdk.http import MAX_ANSWER_BYTES, Http, read_whole
+from tidebox.sdk.patience import Patience
 from tidebox.sdk.sandboxes.grants import Grant
 from tidebox.sdk.sandboxes.holding import Held
-from tidebox.sdk.sandboxes.results import FileInfo, file_info, listing, uploaded
+from tidebox.sdk.sandboxes.results import FileInfo, file_info, listing, upload_offset, uploaded
 from tidebox.sdk.sandboxes.watch import AsyncWatch
+from tidebox.sdk.transfers import PIECE_BYTES, Content, LocalPath, Upload, check_target, write_to
 
 Answer = TypeVar("Answer")
-LocalPath = os.PathLike[str]
-Content = bytes | bytearray | memoryview | LocalPath | BinaryIO
 
-_PIECE_BYTES = 256 * 1024
+# Uploads of this size or more go on where they were when a connection is lost; smaller ones begin again.
+_RESUME_BYTES = MIB
+# How long a lost connection is tried to be made again, if nothing more arrives meanwhile.
+_PATIENCE_SECONDS = 30.0
+_DISCARD_SECONDS = 5.0
 
 
 class Use(Protocol):
@@ -42,23 +46,68 @@ class AsyncFiles:
 
         Directories that are missing are made. Without ``mode`` a file that is replaced keeps its permissions.
         """
+        upload = Upload(content)
         params = {"path": path}
         if mode is not None:
             params["mode"] = f"{mode:04o}"
-        source = _Source(content)
+        size = await upload.size()
+        if size is None or size < _RESUME_BYTES:
+            return await self._upload(upload, params)
+        params["upload_id"] = secrets.token_hex(16)
+        try:
+            return await self._upload(upload, params)
+        except BaseException:
+            await self._discard(params)
+            raise
 
+    async def _upload(self, upload: Upload, params: Mapping[str, str]) -> int:
+        """Send a file, again if a connection is lost: the rest of it if the sandbox keeps what came, else all."""
+        patience = Patience(_PATIENCE_SECONDS)
+        offset, lost = 0, False
+        while True:
+            try:
+                if lost and "upload_id" in params:
+                    before, offset = offset, upload_offset(await self._ask("GET", "upload", params=params))
+                    if offset > before:
+                        patience.progress()
+                return uploaded(await self._send(upload, params, offset))
+            except (ConnectionLost, ServerUnreachable) as error:
+                failure: TideboxError = error
+            except (Conflict, NotFound) as error:
+                if not lost or not (isinstance(error, NotFound) or "offset" in error.details):
+                    raise
+                # What was on its way on the connection before has arrived since, maybe all of it.
+                failure = ConnectionLost(error.message)
+            if not upload.replayable:
+                raise failure
+            await patience.overcome(failure)
+            lost = True
+
+    async def _send(self, upload: Upload, params: Mapping[str, str], offset: int) -> bytes:
         async def attempt(grant: Grant) -> bytes:
-            body = await source.begin()
+            body = await upload.begin(offset)
             try:
                 exchange = self._http.exchange(
-                    "POST", f"{grant.http_url}/files/upload", bearer=grant.token, body=body, params=params
+                    "POST",
+                    f"{grant.http_url}/files/upload",
+                    bearer=grant.token,
+                    body=body,
+                    params={**params, "offset": str(offset)} if offset else params,
                 )
                 async with exchange as response:
-                    return await response.aread()
+                    return await read_whole(response, MAX_ANSWER_BYTES)
             finally:
-                await source.end()
+                await upload.end()
 
-        return uploaded(await self._use(attempt))
+        return await self._use(attempt)
+
+    async def _discard(self, params: Mapping[str, str]) -> None:
+        """Give up an upload, as well as that can be done."""
+        try:
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                await self._ask("DELETE", "upload", params=params)
+        except (TideboxError, TimeoutError):
+            pass
 
     @overload
     async def download(self, path: str) -> bytes: ...
@@ -71,8 +120,7 @@ class AsyncFiles:
 
         A file at a path is replaced when all has come, and left as it was when not.
         """
-        if isinstance(to, str):
-            raise InvalidRequest("to: give a path (pathlib.Path) or a file", field="to")
+        check_target(to)
 
         async def attempt(grant: Grant) -> bytes | int:
             exchange = self._http.exchange(
@@ -81,9 +129,7 @@ class AsyncFiles:
             async with exchange as response:
                 if to is None:
                     return await response.aread()
-                if isinstance(to, os.PathLike):
-                    return await _replace(Path(to), response.aiter_raw(_PIECE_BYTES))
-                return await _copy(response.aiter_raw(_PIECE_BYTES), to)
+                return await write_to(to, response.aiter_raw(PIECE_BYTES))
 
         return await self._use(attempt)
 
@@ -120,65 +166,3 @@ class AsyncFiles:
             return await self._http.ask(method, f"{grant.http_url}/files/{what}", bearer=grant.token, **request)
 
         return await self._use(attempt)
-
-
-class _Source:
-    """What is uploaded. It may have to be sent a second time, with another token."""
-
-    def __init__(self, content: Content) -> None:
-        if isinstance(content, str) or not (
-            isinstance(content, bytes | bytearray | memoryview | os.PathLike) or hasattr(content, "read")
-        ):
-            raise InvalidRequest("content: give bytes, a path (pathlib.Path) or a file", field="content")
-        self._content = content
-        self._file: BinaryIO | None = None
-        self._start: int | None = None
-
-    async def begin(self) -> bytes | AsyncIterator[bytes]:
-        """The body of a request."""
-        content = self._content
-        if isinstance(content, bytes | bytearray | memoryview):
-            return bytes(content)
-        if isinstance(content, os.PathLike):
-            self._file = await asyncio.to_thread(open, content, "rb")
-            return _pieces(self._file)
-        if self._start is None:
-            self._start = content.tell() if content.seekable() else -1
-        elif self._start < 0:
-            raise InvalidRequest("content: a file that cannot be read again, and it had to be sent again")
-        else:
-            content.seek(self._start)
-        return _pieces(content)
-
-    async def end(self) -> None:
-        """The request is over."""
-        file, self._file = self._file, None
-        if file is not None:
-            await asyncio.to_thread(file.close)
-
-
-async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
-    while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
-        yield piece
-
-
-async def _replace(path: Path, pieces: AsyncIterator[bytes]) -> int:
-    """Write a file beside its place, and put it there when it is whole."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    file = await asyncio.to_thread(open, temporary, "xb")
-    try:
-        with file:
-            size = await _copy(pieces, file)
-        await asyncio.to_thread(os.replace, temporary, path)
-    except BaseException:
-        temporary.unlink()
-        raise
-    return size
-
-
-async def _copy(pieces: AsyncIterator[bytes], file: BinaryIO) -> int:
-    size = 0
-    async for piece in pieces:
-        await asyncio.to_thread(file.write, piece)
-        size += len(piece)
-    return size

@@ -144,6 +144,10 @@ class _Uploaded(msgspec.Struct):
     size: int
 
 
+class _UploadOffset(msgspec.Struct):
+    offset: int
+
+
 def plain(data: str, encoding: Encoding) -> bytes:
     """The bytes that were sent as text."""
     return data.encode() if encoding == "utf8" else base64.b64decode(data, validate=True)
@@ -179,6 +183,14 @@ def uploaded(body: bytes) -> int:
     """The size in an answer to ``files/upload``."""
     try:
         return msgspec.json.decode(body, type=_Uploaded).size
+    except msgspec.DecodeError as error:
+        raise _broken(error) from None
+
+
+def upload_offset(body: bytes) -> int:
+    """How much of an upload has come, in an answer to ``files/upload``."""
+    try:
+        return msgspec.json.decode(body, type=_UploadOffset).offset
     except msgspec.DecodeError as error:
         raise _broken(error) from None
 

@@ -37,6 +37,10 @@ SAID = {
 SAID_WITH_A_SERVER = {
     "client.py": "tide\n0 1 2 3\nunknown_language - for good\n",
     "client_async.py": "0 45 190 435 780 1225 1770 2415 3160 4005\ncancelled\n",
+    "interpreter.py": (
+        "0 ebb\n1 flow\n2 tide\ncompleted 0\n['count.txt', 'words.txt']\n3 words\nCOUNT.PY\nCOUNT.TXT\nWORDS.TXT\n"
+    ),
+    "interpreter_async.py": "0 45 190 435 780 1225 1770 2415 3160 4005\nHIGH WATER completed\n",
     "sandbox.py": ("copies (directory) words.txt (file)\n['ebb', 'flow']\nhello, tide\nexit code 0\n2 words\n"),
     "sandbox_config.py": "0149165\n",
 }

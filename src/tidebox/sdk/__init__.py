@@ -1,6 +1,7 @@
 """Clients of a Tidebox server, for threads and for asyncio.
 
-``Client`` and ``AsyncClient`` run programs in fresh boxes, ``Access`` and ``AsyncAccess`` give sandboxes that live on.
+``Client`` and ``AsyncClient`` run programs in fresh boxes, ``Access`` and ``AsyncAccess`` give sandboxes that live on,
+``Interpreter`` and ``AsyncInterpreter`` use the interpreter service: sessions, runs that are kept, logs, artifacts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
         ServerUnreachable,
         VersionRefused,
     )
+    from tidebox.sdk.interpreter.admin import AsyncAdmin
+    from tidebox.sdk.interpreter.blocking import Admin, Interpreter, RunLog
+    from tidebox.sdk.interpreter.client import AsyncInterpreter
+    from tidebox.sdk.interpreter.entries import (
+        InputClosed,
+        LogChunk,
+        LogEntry,
+        LogGap,
+        LogTruncated,
+        PhaseChange,
+        ProgramStart,
+        RunEnd,
+    )
+    from tidebox.sdk.interpreter.log import AsyncRunLog
+    from tidebox.sdk.interpreter.results import Artifact, AuditEvent, Page, Run, RunResult, Session
     from tidebox.sdk.result import Health, Output, Result
     from tidebox.sdk.sandboxes.access import AsyncAccess
     from tidebox.sdk.sandboxes.blocking import Access, Files, Process, Sandbox, Watch
@@ -34,13 +50,19 @@ if TYPE_CHECKING:
 _LAZY = {
     "Access": "sandboxes.blocking",
     "Accumulator": "accumulator",
+    "Admin": "interpreter.blocking",
+    "Artifact": "interpreter.results",
     "AsyncAccess": "sandboxes.access",
+    "AsyncAdmin": "interpreter.admin",
     "AsyncClient": "asynchronous",
     "AsyncExecution": "asynchronous",
     "AsyncFiles": "sandboxes.files",
+    "AsyncInterpreter": "interpreter.client",
     "AsyncProcess": "sandboxes.process",
+    "AsyncRunLog": "interpreter.log",
     "AsyncSandbox": "sandboxes.sandbox",
     "AsyncWatch": "sandboxes.watch",
+    "AuditEvent": "interpreter.results",
     "Change": "sandboxes.watch",
     "Chunk": "sandboxes.results",
     "Client": "synchronous",
@@ -52,15 +74,29 @@ _LAZY = {
     "FileInfo": "sandboxes.results",
     "Files": "sandboxes.blocking",
     "Health": "result",
+    "InputClosed": "interpreter.entries",
+    "Interpreter": "interpreter.blocking",
     "Load": "result",
+    "LogChunk": "interpreter.entries",
+    "LogEntry": "interpreter.entries",
+    "LogGap": "interpreter.entries",
+    "LogTruncated": "interpreter.entries",
     "Output": "result",
+    "Page": "interpreter.results",
+    "PhaseChange": "interpreter.entries",
     "Process": "sandboxes.blocking",
+    "ProgramStart": "interpreter.entries",
     "Result": "result",
+    "Run": "interpreter.results",
+    "RunEnd": "interpreter.entries",
+    "RunLog": "interpreter.blocking",
+    "RunResult": "interpreter.results",
     "Sandbox": "sandboxes.blocking",
     "SandboxRecreated": "errors",
     "ServerProtocolError": "errors",
     "ServerRefused": "errors",
     "ServerUnreachable": "errors",
+    "Session": "interpreter.results",
     "Status": "result",
     "VersionRefused": "errors",
     "Watch": "sandboxes.blocking",
@@ -69,13 +105,19 @@ _LAZY = {
 __all__ = [
     "Access",
     "Accumulator",
+    "Admin",
+    "Artifact",
     "AsyncAccess",
+    "AsyncAdmin",
     "AsyncClient",
     "AsyncExecution",
     "AsyncFiles",
+    "AsyncInterpreter",
     "AsyncProcess",
+    "AsyncRunLog",
     "AsyncSandbox",
     "AsyncWatch",
+    "AuditEvent",
     "Change",
     "Chunk",
     "Client",
@@ -87,15 +129,29 @@ __all__ = [
     "FileInfo",
     "Files",
     "Health",
+    "InputClosed",
+    "Interpreter",
     "Load",
+    "LogChunk",
+    "LogEntry",
+    "LogGap",
+    "LogTruncated",
     "Output",
+    "Page",
+    "PhaseChange",
     "Process",
+    "ProgramStart",
     "Result",
+    "Run",
+    "RunEnd",
+    "RunLog",
+    "RunResult",
     "Sandbox",
     "SandboxRecreated",
     "ServerProtocolError",
     "ServerRefused",
     "ServerUnreachable",
+    "Session",
     "Status",
     "VersionRefused",
     "Watch",

@@ -1,0 +1,197 @@
+"""What the log of a run consists of, as its stream tells it. No I/O."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from tidebox.model.events import StreamName
+from tidebox.model.run import Phase
+from tidebox.sdk.errors import ServerProtocolError
+from tidebox.sdk.interpreter.results import RunState
+
+Told = TypeVar("Told")
+
+
+class LogChunk(msgspec.Struct, frozen=True):
+    """A piece of output, byte by byte as the program wrote it."""
+
+    stream: StreamName
+    data: bytes
+    seq: int
+
+
+class PhaseChange(msgspec.Struct, frozen=True):
+    """The run is in another phase now."""
+
+    phase: Phase
+    seq: int
+
+
+class ProgramStart(msgspec.Struct, frozen=True):
+    """The program runs."""
+
+    at: datetime | None
+    seq: int
+
+
+class LogTruncated(msgspec.Struct, frozen=True):
+    """What the program writes from here on is not in the log."""
+
+    reason: str
+    seq: int
+
+
+class InputClosed(msgspec.Struct, frozen=True):
+    """The program's input was closed for breaking a rule."""
+
+    reason: str
+    seq: int
+
+
+class LogGap(msgspec.Struct, frozen=True):
+    """Entries that the server does not have any more: ``lost`` of them, in front of number ``seq``."""
+
+    lost: int
+    seq: int
+
+
+class RunEnd(RunState, frozen=True, kw_only=True):
+    """The run is over: the last entry."""
+
+    log_bytes: int | None = None
+    log_truncated: bool = False
+    wall_time_sec: float | None = None
+    cpu_time_sec: float | None = None
+    peak_rss_mb: float | None = None
+    seq: int = 0
+
+
+LogEntry = LogChunk | PhaseChange | ProgramStart | LogTruncated | InputClosed | LogGap | RunEnd
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """Nothing to tell, but a number of its own."""
+
+    seq: int
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """The stream goes on with number ``seq``: ``lost`` entries before that are not there."""
+
+    seq: int
+    lost: int
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """What this client did cannot be done, or the server stops."""
+
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+
+Frame = LogEntry | Beat | Resumed | Refused
+
+
+class _Message(msgspec.Struct):
+    type: str
+    seq: int
+    data: msgspec.Raw = msgspec.Raw()
+    encoding: Literal["utf8", "base64"] = "utf8"
+    event: str = ""
+    reason: str = ""
+
+
+class _PhaseData(msgspec.Struct):
+    phase: Phase
+
+
+class _StartData(msgspec.Struct):
+    ts: datetime | None = None
+
+
+class _ReasonData(msgspec.Struct):
+    reason: str
+
+
+class _ResumeData(msgspec.Struct):
+    delivered_from_seq: int
+    lost_count: int = 0
+
+
+_decode = msgspec.json.Decoder(_Message).decode
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+def decode(message: bytes) -> Frame:
+    """The frame in a message; one of a kind that a later server may know and we do not is a ``Beat``."""
+    try:
+        return _frame(_decode(message))
+    except (msgspec.DecodeError, UnicodeError, binascii.Error, RecursionError) as error:
+        raise ServerProtocolError(f"the server sent a frame that is not in the protocol: {error}") from None
+
+
+def _frame(message: _Message) -> Frame:
+    seq = message.seq
+    if message.type == "stdout":
+        return LogChunk("stdout", _output(message), seq)
+    if message.type == "stderr":
+        return LogChunk("stderr", _output(message), seq)
+    if message.type == "truncated":
+        return LogTruncated(message.reason, seq)
+    return _event(message, seq) if message.type == "event" else Beat(seq)
+
+
+def _output(message: _Message) -> bytes:
+    text = _decode_text(message.data)
+    return text.encode() if message.encoding == "utf8" else base64.b64decode(text, validate=True)
+
+
+def _event(message: _Message, seq: int) -> Frame:
+    match message.event:
+        case "phase":
+            return PhaseChange(_data(message, _PhaseData).phase, seq)
+        case "start":
+            return ProgramStart(_data(message, _StartData).ts, seq)
+        case "stdin_closed":
+            return InputClosed(_data(message, _ReasonData).reason, seq)
+        case "resume":
+            resumed = _data(message, _ResumeData)
+            return Resumed(resumed.delivered_from_seq, resumed.lost_count)
+        case "error":
+            return _data(message, Refused)
+        case "end":
+            return msgspec.structs.replace(_data(message, RunEnd), seq=seq)
+    return Beat(seq)
+
+
+def _data(message: _Message, kind: type[Told]) -> Told:
+    return msgspec.json.decode(message.data, type=kind)
+
+
+def decode_lines(body: bytes) -> Iterator[LogEntry]:
+    """The entries of a log that came as lines."""
+    for line in body.splitlines():
+        frame = decode(line)
+        if isinstance(frame, Resumed):
+            yield LogGap(frame.lost, frame.seq)
+        elif not isinstance(frame, Beat | Refused):
+            yield frame
+
+
+def encode_input(data: bytes) -> bytes:
+    """The message that brings input to the program."""
+    try:
+        return msgspec.json.encode({"type": "stdin", "data": data.decode()})
+    except UnicodeDecodeError:
+        text = base64.b64encode(data).decode("ascii")
+        return msgspec.json.encode({"type": "stdin", "encoding": "base64", "data": text})
+
+
+INPUT_END = msgspec.json.encode({"type": "stdin_close"})

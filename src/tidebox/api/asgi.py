@@ -10,6 +10,7 @@ from tidebox.model.principal import Caller
 
 if TYPE_CHECKING:
     from tidebox.api.problems import Problem
+    from tidebox.api.surface import Surface
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -27,7 +28,7 @@ class Context:
 
     request_id: str
     address: str
-    surface: str = ""
+    surface: Surface
     caller: Caller | None = None
     status: int = 0
     """What it was answered with; 101 for a WebSocket that a surface took over."""

@@ -14,11 +14,13 @@ import httpx2
 from websockets.sync.client import ClientConnection, connect
 
 from tests.boxes import BoxRunner
+from tidebox.api.dataplane.failures import words
 from tidebox.api.dataplane.surface import DataplaneSurface
 from tidebox.api.listener import Listener
 from tidebox.api.metrics import Levels, Metrics
 from tidebox.api.middleware import RequestLog
 from tidebox.api.rates import RateLimiter
+from tidebox.api.surface import Surface
 from tidebox.broker.audit import Audit
 from tidebox.broker.sandboxes import Access, Gate, Sandbox
 from tidebox.config import load_settings
@@ -111,8 +113,9 @@ class Plane:
         metrics = Metrics("native", lambda: Levels(0, 0, 0, 0))
         settings = load_settings(data_dir=self.directory, rate_limit="off")
         await self.audit.start()
-        surface = DataplaneSurface(self.gate, self.audit, RateLimiter("off"), metrics, settings)
-        listener = Listener(RequestLog(surface, metrics), settings)
+        app = DataplaneSurface(self.gate, self.audit, RateLimiter("off"), metrics, settings)
+        surface = Surface(name="dataplane", matches=lambda scope: True, dialect=lambda scope: words)
+        listener = Listener(RequestLog(app, metrics, [surface]), settings)
         sock = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         await self._open.enter_async_context(listener.listening(sock))

@@ -7,9 +7,9 @@ from starlette.responses import Response
 
 from tidebox.api.access import schemas
 from tidebox.api.access.common import STARTING, audited, grant_shown
+from tidebox.api.access.paths import NEGOTIATION_PREFIX
 from tidebox.api.asgi import context_of, header
-from tidebox.api.interpreter.common import CallerDep, ServicesDep, answer, errors
-from tidebox.api.routes import DocumentRoute
+from tidebox.api.common import CallerDep, DocumentRoute, ServicesDep, answer, errors
 from tidebox.api.services import Services
 from tidebox.broker.held import Ask, Mode
 from tidebox.errors import InvalidRequest, Unauthorized
@@ -17,7 +17,7 @@ from tidebox.model.ids import new_id
 from tidebox.model.principal import Caller
 from tidebox.model.sandbox import Grant, Scope, ScopeType, token_scopes
 
-router = APIRouter(prefix="/sandbox", tags=["negotiation"], route_class=DocumentRoute)
+router = APIRouter(prefix=NEGOTIATION_PREFIX, tags=["negotiation"], route_class=DocumentRoute)
 
 
 @router.post(
@@ -70,11 +70,11 @@ async def refresh(request: Request, services: ServicesDep, body: schemas.Refresh
         token = body.token if body is not None else None
         if token is not None:
             principal = services.authenticator.authenticate(request.scope["headers"])
-            call.caller = context.caller = Caller(principal, context.address, context.request_id, context.surface)
+            call.caller = context.caller = Caller(principal, context.address, context.request_id, context.surface.name)
         else:
             token = _bearer(request)
             principal = services.sandboxes.holder(token, context.address)
-            call.caller = Caller(principal, context.address, context.request_id, context.surface)
+            call.caller = Caller(principal, context.address, context.request_id, context.surface.name)
         await services.rate_limiter.check(call.caller.principal)
         grant = await services.sandboxes.refresh_token(token, context.address, context.caller)
         call.about(grant.binding)

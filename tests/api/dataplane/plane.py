@@ -22,6 +22,7 @@ from tidebox.api.middleware import RequestLog
 from tidebox.api.rates import RateLimiter
 from tidebox.api.surface import Surface
 from tidebox.broker.audit import Audit
+from tidebox.broker.processes import Processes
 from tidebox.broker.sandboxes import Access, Gate, Sandbox
 from tidebox.config import load_settings
 from tidebox.errors import Forbidden, Unauthorized
@@ -103,6 +104,7 @@ class Plane:
     def __init__(self, runner: BoxRunner, directory: Path) -> None:
         self.runner = runner
         self.gate = KnownTokens()
+        self.processes = Processes()
         self.directory = directory
         self.url = ""
         self.audit = Audit(directory / "audit")
@@ -113,7 +115,7 @@ class Plane:
         metrics = Metrics("native", lambda: Levels(0, 0, 0, 0))
         settings = load_settings(data_dir=self.directory, rate_limit="off")
         await self.audit.start()
-        app = DataplaneSurface(self.gate, self.audit, RateLimiter("off"), metrics, settings)
+        app = DataplaneSurface(self.gate, self.processes, self.audit, RateLimiter("off"), metrics, settings)
         surface = Surface(name="dataplane", matches=lambda scope: True, dialect=lambda scope: words)
         listener = Listener(RequestLog(app, metrics, [surface]), settings)
         sock = socket.create_server(("127.0.0.1", 0))

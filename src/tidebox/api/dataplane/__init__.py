@@ -39,7 +39,12 @@ def _make_app(services: Services) -> App:
     from tidebox.api.dataplane.surface import DataplaneSurface
 
     return DataplaneSurface(
-        services.sandboxes, services.audit, services.rate_limiter, services.metrics, services.settings
+        services.sandboxes,
+        services.sandboxes.processes,
+        services.audit,
+        services.rate_limiter,
+        services.metrics,
+        services.settings,
     )
 
 

@@ -21,13 +21,13 @@ from tidebox.api.dataplane.commands import box_path
 from tidebox.api.dataplane.connections import Connection, Desk
 from tidebox.api.dataplane.failures import problem_of, status_problem
 from tidebox.api.dataplane.paths import Target, target_of
-from tidebox.api.dataplane.processes import Processes
 from tidebox.api.dataplane.sockets import ProgramConnection
 from tidebox.api.dataplane.watching import WatchConnection
 from tidebox.api.metrics import Metrics
 from tidebox.api.ranges import ByteRange, parse_range
 from tidebox.api.rates import RateLimiter
 from tidebox.broker.audit import Audit
+from tidebox.broker.processes import Processes
 from tidebox.broker.sandboxes import Access, Gate, Sandbox
 from tidebox.config import Settings
 from tidebox.errors import FileOperationFailed, InvalidRequest, NotFound, TideboxError, Unauthorized
@@ -89,7 +89,15 @@ Serve = Callable[["DataplaneSurface", Exchange], Awaitable[None]]
 class DataplaneSurface:
     """Serves programs, terminals and files of sandboxes."""
 
-    def __init__(self, gate: Gate, audit: Audit, rates: RateLimiter, metrics: Metrics, settings: Settings) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        processes: Processes,
+        audit: Audit,
+        rates: RateLimiter,
+        metrics: Metrics,
+        settings: Settings,
+    ) -> None:
         self._metrics = metrics
         self._default_seconds = settings.default_exec_timeout_sec
         self._max_body = settings.max_inline_body_bytes
@@ -97,7 +105,7 @@ class DataplaneSurface:
             gate=gate,
             audit=audit,
             rates=rates,
-            processes=Processes(),
+            processes=processes,
             max_seconds=settings.max_exec_timeout_sec,
             max_message_bytes=settings.max_frame_bytes,
         )
@@ -194,7 +202,7 @@ class DataplaneSurface:
     async def _exec(self, exchange: Exchange) -> None:
         request = execution.parse(await Body(exchange.receive).whole(self._max_body))
         seconds = execution.seconds_of(request.timeout_ms, self._desk.max_seconds) or self._default_seconds
-        running = asyncio.ensure_future(execution.run(exchange.sandbox, request, seconds))
+        running = asyncio.ensure_future(execution.run(self._desk.processes, exchange.sandbox, request, seconds))
         await unless_left(exchange.receive, running)
         if running.cancelled():
             raise ClientLeft

@@ -42,8 +42,8 @@ class WatchConnection(Connection):
             access.require(Capability.FS_READ)
             self._desk.audit.check()
             # Using it for a moment and no longer: who only watches does not keep a sandbox from being suspended.
-            async with access.sandbox.use() as box:
-                self._watch = await box.watch(self._path, self._recursive)
+            async with access.sandbox.use() as inside:
+                self._watch = await inside.watch(self._path, self._recursive)
         except TideboxError as error:
             self._record(access, "sandbox.files.watch", error.code, path=self._path)
             await self._tell(error)

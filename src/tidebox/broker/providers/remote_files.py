@@ -109,12 +109,11 @@ class RemoteFiles(SandboxFiles):
 
     async def read(self, path: str, offset: int, length: int) -> AsyncGenerator[bytes, None]:
         """So many bytes of a regular file."""
-        if not length:
-            return
-        part = {"range": f"bytes={offset}-{offset + length - 1}"}
+        # An empty file has no range; whether it may be read is asked all the same.
+        part = {"range": f"bytes={offset}-{offset + length - 1}"} if length else {}
         async with self._send("GET", "download", {"path": path}, headers=part) as answer:
             await self._check(answer)
-            if answer.status_code != 206:
+            if answer.status_code != (206 if length else 200):
                 raise _not_this_protocol()
             async for chunk in answer.aiter_raw():
                 yield chunk

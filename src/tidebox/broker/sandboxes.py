@@ -13,7 +13,8 @@ from tidebox.errors import BoxGone, CapabilityDenied
 from tidebox.model.box import Command
 from tidebox.model.principal import Actor, Principal
 from tidebox.model.sandbox import Capability
-from tidebox.runtime.base import Box, Exec, Watch
+from tidebox.runtime.base import Box, Exec
+from tidebox.runtime.base import Watch as Watch  # surfaces hold one, and know no runtime
 
 
 class Inside(abc.ABC):

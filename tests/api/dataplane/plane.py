@@ -15,7 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.boxes import BoxRunner
 from tidebox.api.dataplane.failures import words
-from tidebox.api.dataplane.surface import DataplaneSurface
+from tidebox.api.dataplane.surface import Bounds, DataplaneSurface
 from tidebox.api.listener import Listener
 from tidebox.api.metrics import Levels, Metrics
 from tidebox.api.middleware import RequestLog
@@ -114,8 +114,14 @@ class Plane:
         """Listen."""
         metrics = Metrics("native", lambda: Levels(0, 0, 0, 0))
         settings = load_settings(data_dir=self.directory, rate_limit="off")
+        bounds = Bounds(
+            default_seconds=settings.default_exec_timeout_sec,
+            max_seconds=settings.max_exec_timeout_sec,
+            max_body_bytes=settings.max_inline_body_bytes,
+            max_message_bytes=settings.max_frame_bytes,
+        )
         await self.audit.start()
-        app = DataplaneSurface(self.gate, self.processes, self.audit, RateLimiter("off"), metrics, settings)
+        app = DataplaneSurface(self.gate, self.processes, self.audit, RateLimiter("off"), metrics, bounds)
         surface = Surface(name="dataplane", matches=lambda scope: True, dialect=lambda scope: words)
         listener = Listener(RequestLog(app, metrics, [surface]), settings)
         sock = socket.create_server(("127.0.0.1", 0))

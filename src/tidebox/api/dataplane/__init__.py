@@ -36,15 +36,21 @@ def make_surface(services: Services) -> Surface:
 
 
 def _make_app(services: Services) -> App:
-    from tidebox.api.dataplane.surface import DataplaneSurface
+    from tidebox.api.dataplane.surface import Bounds, DataplaneSurface
 
+    settings = services.settings
     return DataplaneSurface(
         services.sandboxes,
         services.sandboxes.processes,
         services.audit,
         services.rate_limiter,
         services.metrics,
-        services.settings,
+        Bounds(
+            default_seconds=settings.default_exec_timeout_sec,
+            max_seconds=settings.max_exec_timeout_sec,
+            max_body_bytes=settings.max_inline_body_bytes,
+            max_message_bytes=settings.max_frame_bytes,
+        ),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
@@ -30,7 +31,6 @@ from tidebox.broker.audit import Audit
 from tidebox.broker.processes import Processes
 from tidebox.broker.sandbox_files import SandboxFiles
 from tidebox.broker.sandboxes import Access, Gate, Inside
-from tidebox.config import Settings
 from tidebox.errors import FileOperationFailed, InvalidRequest, NotFound, TideboxError, Unauthorized
 from tidebox.model.limits import KIB
 from tidebox.model.sandbox import Capability
@@ -84,6 +84,18 @@ class Exchange:
 Serve = Callable[["DataplaneSurface", Exchange], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What clients may ask for."""
+
+    default_seconds: float
+    """How long a program of ``exec`` runs that says nothing else."""
+    max_seconds: float
+    max_body_bytes: int
+    """Of the description of a program."""
+    max_message_bytes: int
+
+
 class DataplaneSurface:
     """Serves programs, terminals and files of sandboxes."""
 
@@ -94,18 +106,17 @@ class DataplaneSurface:
         audit: Audit,
         rates: RateLimiter,
         metrics: Metrics,
-        settings: Settings,
+        bounds: Bounds,
     ) -> None:
         self._metrics = metrics
-        self._default_seconds = settings.default_exec_timeout_sec
-        self._max_body = settings.max_inline_body_bytes
+        self._bounds = bounds
         self._desk = Desk(
             gate=gate,
             audit=audit,
             rates=rates,
             processes=processes,
-            max_seconds=settings.max_exec_timeout_sec,
-            max_message_bytes=settings.max_frame_bytes,
+            max_seconds=bounds.max_seconds,
+            max_message_bytes=bounds.max_message_bytes,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -193,8 +204,8 @@ class DataplaneSurface:
     # Programs
 
     async def _exec(self, exchange: Exchange) -> None:
-        request = execution.parse(await Body(exchange.receive).whole(self._max_body))
-        seconds = execution.seconds_of(request.timeout_ms, self._desk.max_seconds) or self._default_seconds
+        request = execution.parse(await Body(exchange.receive).whole(self._bounds.max_body_bytes))
+        seconds = execution.seconds_of(request.timeout_ms, self._desk.max_seconds) or self._bounds.default_seconds
         running = asyncio.ensure_future(execution.run(self._desk.processes, exchange.access.sandbox, request, seconds))
         await unless_left(exchange.receive, running)
         if running.cancelled():

@@ -13,12 +13,11 @@ from tidebox.api.dataplane import frames
 from tidebox.api.dataplane.connections import INTERNAL_ERROR, NORMAL, POLICY, Connection, Desk, revoked
 from tidebox.api.dataplane.frames import Request
 from tidebox.api.dataplane.paths import Target
-from tidebox.broker.sandboxes import Access
+from tidebox.broker.sandboxes import Access, Watch
 from tidebox.errors import CapabilityDenied, Conflict, TideboxError, Unauthorized
 from tidebox.files.watching import Change, Kind
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.sandbox import Capability
-from tidebox.runtime.base import Watch
 
 _log = structlog.get_logger("tidebox.api")
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -304,6 +304,8 @@ class Processes:
 
     def __init__(self) -> None:
         self._by_sandbox: dict[str, dict[str, Process]] = {}
+        self._starting: Counter[str] = Counter()
+        """How many will outlive their readers, and have yet to start."""
 
     async def start(
         self, sandbox: LiveSandbox, command: Command, *, capability: Capability, detachable: bool = False
@@ -312,8 +314,16 @@ class Processes:
 
         Raises ``ExecFailed`` if it cannot be started, and ``QuotaExceeded`` where too many outlive their readers.
         """
-        if detachable:
-            self._make_room(sandbox.id)
+        if not detachable:
+            return await self._start(sandbox, command, capability, detachable)
+        self._make_room(sandbox.id)
+        self._starting[sandbox.id] += 1
+        try:
+            return await self._start(sandbox, command, capability, detachable)
+        finally:
+            self._starting -= Counter([sandbox.id])  # which forgets sandboxes without any
+
+    async def _start(self, sandbox: LiveSandbox, command: Command, capability: Capability, detachable: bool) -> Reader:
         use = contextlib.AsyncExitStack()
         inside = await use.enter_async_context(sandbox.use())
         try:
@@ -346,7 +356,7 @@ class Processes:
 
     def _make_room(self, sandbox_id: str) -> None:
         kept = [process for process in self.of_sandbox(sandbox_id) if process.detachable]
-        if len(kept) < MAX_KEPT:
+        if len(kept) + self._starting[sandbox_id] < MAX_KEPT:
             return
         over = next((process for process in kept if process.over), None)
         if over is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import contextlib
 import time
 from dataclasses import replace
 from typing import Any
@@ -227,6 +228,21 @@ def test_a_program_that_never_reads_its_input_ends_the_connection(
         assert socket.expect("error")["error"]["code"] == "BUSY"
         assert closed_with(socket) == 1008
     assert_ended(http, "14142")
+
+
+def test_no_more_are_left_running_that_were_started_at_once(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MAX_KEPT", 2)
+    token = plane.token(plane.sandbox())
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(plane.socket(EXEC, token)) for _ in range(8)]
+        for client in clients:
+            client.send("start", command=["sleep", "60"], on_disconnect="detach")
+        answers = [client.receive() for client in clients]
+        assert sorted(answer["type"] for answer in answers) == ["error"] * 6 + ["ready"] * 2
+        for client, answer in zip(clients, answers, strict=True):
+            if answer["type"] == "ready":
+                client.send("signal", signal="KILL")
+                client.until("exit")
 
 
 def test_no_more_programs_are_left_running_than_may_be(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:

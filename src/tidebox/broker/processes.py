@@ -299,6 +299,19 @@ def _joined(pieces: list[Piece], offset: int) -> list[Piece]:
     return found
 
 
+async def _exec(
+    sandbox: LiveSandbox, command: Command, request_id: str | None
+) -> tuple[Exec, contextlib.AsyncExitStack]:
+    """A program that runs in a sandbox, and what keeps the sandbox in use."""
+    use = contextlib.AsyncExitStack()
+    inside = await use.enter_async_context(sandbox.use(request_id))
+    try:
+        return await inside.exec(command), use
+    except BaseException:
+        await use.aclose()
+        raise
+
+
 class Processes:
     """The processes of all sandboxes: those that run, and for a while those that outlived their readers."""
 
@@ -308,38 +321,36 @@ class Processes:
         """How many will outlive their readers, and have yet to start."""
 
     async def start(
-        self, sandbox: LiveSandbox, command: Command, *, capability: Capability, detachable: bool = False
+        self,
+        sandbox: LiveSandbox,
+        command: Command,
+        *,
+        capability: Capability,
+        detachable: bool = False,
+        request_id: str | None = None,
     ) -> Reader:
         """Start a program, which keeps the sandbox in use until it is over; a reader of it from its first byte on.
 
         Raises ``ExecFailed`` if it cannot be started, and ``QuotaExceeded`` where too many outlive their readers.
         """
-        if not detachable:
-            return await self._start(sandbox, command, capability, detachable)
-        self._make_room(sandbox.id)
-        self._starting[sandbox.id] += 1
+        if detachable:
+            self._make_room(sandbox.id)
+            self._starting[sandbox.id] += 1
         try:
-            return await self._start(sandbox, command, capability, detachable)
+            running, use = await _exec(sandbox, command, request_id)
+            terminal = command.tty is not None
+            process = Process(running, use, detachable=detachable, capability=capability, terminal=terminal)
+            reader = process.attach()
+            try:
+                await process.started()
+            except asyncio.CancelledError:
+                await process.kill()
+                await reader.close()
+                raise
+            self._by_sandbox.setdefault(sandbox.id, {})[process.id] = process
         finally:
-            self._starting -= Counter([sandbox.id])  # which forgets sandboxes without any
-
-    async def _start(self, sandbox: LiveSandbox, command: Command, capability: Capability, detachable: bool) -> Reader:
-        use = contextlib.AsyncExitStack()
-        inside = await use.enter_async_context(sandbox.use())
-        try:
-            running = await inside.exec(command)
-        except BaseException:
-            await use.aclose()
-            raise
-        process = Process(running, use, detachable=detachable, capability=capability, terminal=command.tty is not None)
-        reader = process.attach()
-        try:
-            await process.started()
-        except asyncio.CancelledError:
-            await process.kill()
-            await reader.close()
-            raise
-        self._by_sandbox.setdefault(sandbox.id, {})[process.id] = process
+            if detachable:
+                self._starting -= Counter([sandbox.id])  # which forgets sandboxes without any
         process.on_end(lambda: self._ended(sandbox.id, process))
         return reader
 

@@ -61,12 +61,12 @@ def seconds_of(timeout_ms: int | None, longest: float) -> float | None:
 
 
 async def run(
-    processes: Processes, sandbox: LiveSandbox, request: ExecRequest, seconds: float
+    processes: Processes, sandbox: LiveSandbox, request: ExecRequest, seconds: float, request_id: str
 ) -> tuple[dict[str, Any], Collected]:
     """Run a program to its end, and what it wrote; cancelling the call kills it. Output beyond the bound is dropped."""
     command = make_command(request.command, cwd=request.cwd, env=request.env)
     stdin = (request.stdin or "").encode()
-    reader = await processes.start(sandbox, command, capability=Capability.EXEC)
+    reader = await processes.start(sandbox, command, capability=Capability.EXEC, request_id=request_id)
     process = reader.process
     try:
         process.end_after(seconds)

@@ -130,7 +130,11 @@ class ProgramConnection(Connection):
         self._desk.audit.check()
         try:
             reader = await self._desk.processes.start(
-                access.sandbox, command, capability=capability, detachable=request.on_disconnect == "detach"
+                access.sandbox,
+                command,
+                capability=capability,
+                detachable=request.on_disconnect == "detach",
+                request_id=context_of(self._scope).request_id,
             )
         except TideboxError as error:
             self._record(access, "sandbox.process.refused", error.code)

@@ -53,9 +53,14 @@ class Exchange:
         """For the audit log."""
         self._send = send
 
+    @property
+    def request_id(self) -> str:
+        """What it is called in logs."""
+        return context_of(self.scope).request_id
+
     def use(self) -> AbstractAsyncContextManager[Inside]:
         """The sandbox, in use for this request."""
-        return self.access.sandbox.use(context_of(self.scope).request_id)
+        return self.access.sandbox.use(self.request_id)
 
     async def start(self, status: int, headers: Headers) -> None:
         """Begin the answer."""
@@ -206,7 +211,9 @@ class DataplaneSurface:
     async def _exec(self, exchange: Exchange) -> None:
         request = execution.parse(await Body(exchange.receive).whole(self._bounds.max_body_bytes))
         seconds = execution.seconds_of(request.timeout_ms, self._desk.max_seconds) or self._bounds.default_seconds
-        running = asyncio.ensure_future(execution.run(self._desk.processes, exchange.access.sandbox, request, seconds))
+        running = asyncio.ensure_future(
+            execution.run(self._desk.processes, exchange.access.sandbox, request, seconds, exchange.request_id)
+        )
         await unless_left(exchange.receive, running)
         if running.cancelled():
             raise ClientLeft

@@ -41,7 +41,7 @@ class WatchConnection(Connection):
             access.require(Capability.FS_READ)
             self._desk.audit.check()
             # Using it for a moment and no longer: who only watches does not keep a sandbox from being suspended.
-            async with access.sandbox.use() as inside:
+            async with access.sandbox.use(context_of(self._scope).request_id) as inside:
                 self._watch = await inside.watch(self._path, self._recursive)
         except TideboxError as error:
             self._record(access, "sandbox.files.watch", error.code, path=self._path)

@@ -6,7 +6,7 @@ import datetime
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -33,8 +33,8 @@ _T = TypeVar("_T")
 class _File(msgspec.Struct):
     path: str
     type: Literal["file", "directory", "symlink", "other"]
-    size: int
-    mode: str
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    mode: Annotated[str, msgspec.Meta(pattern="^[0-7]{4}$")]
     modified_at: datetime.datetime | None = None
 
     def info(self) -> FileInfo:
@@ -116,6 +116,9 @@ class RemoteFiles(SandboxFiles):
             if answer.status_code != (206 if length else 200):
                 raise _not_this_protocol()
             async for chunk in answer.aiter_raw():
+                if len(chunk) > length:
+                    raise _not_this_protocol()
+                length -= len(chunk)
                 yield chunk
 
     async def upload(self, path: str, body: AsyncIterator[bytes], mode: int | None = None) -> Stored:

@@ -70,7 +70,7 @@ class RemoteInside(Inside):
 
     async def exec(self, command: Command) -> Exec:
         """Start a program."""
-        socket, _ = await self._sandbox.connect("/v1/exec/ws")
+        socket, _ = await self._sandbox.connect("/v1/exec/ws", self._request_id)
         wires = _Wires(socket)
         start: dict[str, Any] = {
             "type": "start",
@@ -91,7 +91,7 @@ class RemoteInside(Inside):
     async def watch(self, path: str, recursive: bool) -> Watch:
         """Be told of changes in a directory of the workspace."""
         query = urlencode({"path": path, "recursive": str(recursive).lower()})
-        socket, shown = await self._sandbox.connect(f"/v1/files/watch?{query}")
+        socket, shown = await self._sandbox.connect(f"/v1/files/watch?{query}", self._request_id)
         wires = _Wires(socket)
         try:
             async with asyncio.timeout(_READY_SECONDS):

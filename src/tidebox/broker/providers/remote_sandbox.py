@@ -164,10 +164,10 @@ class RemoteSandbox(LiveSandbox):
                 raise await self.refused()
             yield answer
 
-    async def connect(self, target: str) -> tuple[ClientConnection, Pass]:
+    async def connect(self, target: str, request_id: str | None = None) -> tuple[ClientConnection, Pass]:
         """A socket of that server's dataplane, and the pass that it was opened with."""
         shown = await self.pass_()
         try:
-            return await self._provider.peer.connect(target, shown.token), shown
+            return await self._provider.peer.connect(target, shown.token, request_id), shown
         except Unauthorized:
             raise await self.refused() from None

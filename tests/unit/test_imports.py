@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"errors", "model"},
     "runtime": {"errors", "model", "files", "wire"},
     "broker": {"errors", "model", "files", "store.base", "runtime.base"},
-    "api": {"errors", "model", "files", "broker", "protocols", "runtime.base"},
+    "api": {"errors", "model", "files", "broker", "protocols"},
     "sdk": {"errors", "model", "protocols", "config"},
     "lsp": {"errors", "model", "sdk"},
     "mcp": {"errors", "model", "sdk"},

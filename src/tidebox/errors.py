@@ -45,6 +45,7 @@ Each class carries a stable ``code``, whether a retry may help, and the HTTP sta
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 
@@ -282,6 +283,12 @@ class FileOperationFailed(TideboxError):
 
     code = "file_operation_failed"
     http_status = 422
+
+    @property
+    def errno(self) -> int | None:
+        """Why the kernel refused the operation, where it did."""
+        match = re.search(r"\(os error (\d{1,4})\)$", self.message)
+        return int(match[1]) if match else None
 
 
 class ConnectFailed(TideboxError):

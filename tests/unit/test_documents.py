@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebox.api import access, interpreter
+from tidebox.api.common import DocumentRoute
 from tidebox.api.documents import MAX_VALUES, check_values, count_values
-from tidebox.api.routes import DocumentRoute
 from tidebox.errors import PayloadTooLarge
 
 _MANY = MAX_VALUES + 1

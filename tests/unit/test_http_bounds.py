@@ -13,15 +13,17 @@ import uvicorn
 from tidebox.api import http
 from tidebox.api.admission import Admission, ConnectionState
 from tidebox.api.asgi import Context, Receive, Scope, Send, attach
+from tidebox.api.surface import Surface
 from tidebox.model.principal import Caller, Principal
 
+_SURFACE = Surface(name="test", matches=lambda scope: True)
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"].startswith("/known"):
         caller = Caller(Principal("ada"), "", "req-1", "test")
-        attach(scope, Context("req-1", "", caller=caller))
+        attach(scope, Context("req-1", "", _SURFACE, caller=caller))
     if scope["path"].endswith("/read"):
         while (message := await receive()).get("more_body"):
             pass

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"errors", "model"},
     "runtime": {"errors", "model", "files", "wire"},
     "broker": {"errors", "model", "files", "store.base", "runtime.base"},
-    "api": {"errors", "model", "files", "config", "broker", "protocols", "runtime.base"},
+    "api": {"errors", "model", "files", "broker", "protocols"},
     "sdk": {"errors", "model", "protocols", "config"},
     "lsp": {"errors", "model", "sdk"},
     "mcp": {"errors", "model", "sdk"},
@@ -54,6 +54,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"errors", "model", "files", "config", "sdk", "embedded", "server"},
     "__main__": {"cli"},
 }
+
+# Part of the package -> what it may name in annotations: it is passed values of it, and makes none.
+MAY_NAME: dict[str, set[str]] = {"api": {"config"}}
 
 # These run under other interpreters than the server's, inside boxes and before them.
 BOX_PROGRAMS = ("wire", "agent", "spawner")
@@ -136,7 +139,7 @@ def is_allowed(found: Import) -> bool:
     importer, imported = part_of(found.importer), part_of(found.imported)
     if importer == imported or found.imported == "tidebox":
         return True
-    allowed = MAY_IMPORT[importer]
+    allowed = MAY_IMPORT[importer] | (MAY_NAME.get(importer, set()) if found.typing_only else set())
     below = found.imported.removeprefix("tidebox.")
     return imported in allowed or any(below == entry or below.startswith(entry + ".") for entry in allowed)
 

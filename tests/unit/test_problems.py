@@ -15,6 +15,7 @@ from tidebox.api import problems
 from tidebox.api.metrics import Levels, Metrics
 from tidebox.api.middleware import BodyLimit, RequestLog
 from tidebox.api.rest import bare_rest
+from tidebox.api.surface import Surface
 from tidebox.errors import Conflict, Overloaded, UnknownImage
 
 LIMIT = 1000
@@ -67,9 +68,8 @@ def with_routes() -> FastAPI:
 @pytest.fixture
 async def client() -> AsyncIterator[httpx2.AsyncClient]:
     metrics = Metrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0))
-    transport = httpx2.ASGITransport(
-        RequestLog(BodyLimit(with_routes(), LIMIT, inline_limit=LIMIT, upload_limit=LIMIT), metrics)
-    )
+    surface = Surface(name="rest", matches=lambda scope: True)
+    transport = httpx2.ASGITransport(RequestLog(BodyLimit(with_routes(), LIMIT), metrics, [surface]))
     async with httpx2.AsyncClient(transport=transport, base_url="http://server") as client:
         yield client
 

@@ -7,11 +7,13 @@ import ipaddress
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import structlog
 from uvicorn.server import ServerState
 
-from tidebox.config import Settings
+if TYPE_CHECKING:
+    from tidebox.config import Settings
 
 _log = structlog.get_logger("tidebox.api")
 

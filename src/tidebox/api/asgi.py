@@ -10,6 +10,7 @@ from tidebox.model.principal import Caller, ClientSource
 
 if TYPE_CHECKING:
     from tidebox.api.problems import Problem
+    from tidebox.api.surface import Surface
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -27,8 +28,8 @@ class Context:
 
     request_id: str
     address: str
+    surface: Surface
     source: ClientSource | None = None
-    surface: str = ""
     caller: Caller | None = None
     status: int = 0
     """What it was answered with; 101 for a WebSocket that a surface took over."""

@@ -11,11 +11,8 @@ from tidebox.api.asgi import App, Receive, Scope, Send
 class Deferred:
     """Stands for an app that a thread makes; requests that come earlier wait for it."""
 
-    def __init__(self, make: Callable[[], App], needs: asyncio.Event | None = None, below: str = "/") -> None:
-        """Requests to paths that begin with ``below`` wait for ``needs`` too."""
+    def __init__(self, make: Callable[[], App]) -> None:
         self._make = make
-        self._needs = needs
-        self._below = below
         self._made: asyncio.Future[App] | None = None
 
     def load(self) -> asyncio.Future[App]:
@@ -25,8 +22,6 @@ class Deferred:
         return self._made
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._needs is not None and scope["path"].startswith(self._below):
-            await self._needs.wait()
         # Shielded: a client that leaves must not take the app of all others along.
         app = await asyncio.shield(self.load())
         await app(scope, receive, send)

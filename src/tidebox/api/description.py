@@ -4,51 +4,43 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from tidebox.api.dataplane import description as dataplane
+from tidebox.api.surface import Surface
 
 _SCHEMES = {
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-KEY", "description": "The key of the single user."},
     "bearer": {"type": "http", "scheme": "bearer", "description": "The key, or a signed token."},
 }
-# Without a credential of the server's: anybody, and whoever has a token for a sandbox.
-_SECURITY: dict[str, list[dict[str, list[str]]]] = {
-    "/.well-known/jwks.json": [],
-    "/sandbox/refresh": [{dataplane.SCHEME: []}, {"apiKey": []}, {"bearer": []}],
-}
 # Models of one name in two surfaces get their module's, which is nobody's business.
 _MODULE_NAME = re.compile(r"tidebox__api__([a-z])([a-z]*)__schemas__")
 
 
-def describe(rest: FastAPI, spec_versions: Sequence[str], runtimes: Sequence[str]) -> None:
-    """Let ``rest`` describe itself completely, and as this server is: with what it can do."""
-    able = {"spec_version": spec_versions, "runtime": runtimes, "network_policy": ["deny_all"]}
+def describe(rest: FastAPI, surfaces: Sequence[Surface]) -> None:
+    """Let ``rest`` describe itself completely, and every other surface as well."""
 
     def openapi() -> dict[str, Any]:
         if rest.openapi_schema is None:
             rest.openapi_schema = _completed(
                 get_openapi(title=rest.title, version=rest.version, description=rest.description, routes=rest.routes),
-                able,
+                surfaces,
             )
         return rest.openapi_schema
 
     rest.openapi = openapi  # type: ignore[method-assign] # as FastAPI's documentation says
 
 
-def _completed(document: dict[str, Any], able: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _completed(document: dict[str, Any], surfaces: Sequence[Surface]) -> dict[str, Any]:
     document = json.loads(_MODULE_NAME.sub(lambda found: found[1].upper() + found[2], json.dumps(document)))
     components = document.setdefault("components", {})
     components["securitySchemes"] = dict(_SCHEMES)
     document["security"] = [{"apiKey": []}, {"bearer": []}]
-    for path, operations in document["paths"].items():
+    for operations in document["paths"].values():
         for operation in operations.values():
-            if path in _SECURITY:
-                operation["security"] = _SECURITY[path]
             # What FastAPI believes a wrong request is answered with; here that is 400, which each route names.
             answers = operation["responses"]
             if "HTTPValidationError" in str(answers.get("422")):
@@ -56,13 +48,11 @@ def _completed(document: dict[str, Any], able: Mapping[str, Sequence[str]]) -> d
             for parameter in operation.get("parameters", ()):
                 parameter["schema"] = _not_null(parameter["schema"])
     schemas = components.get("schemas", {})
-    for name in ("RunRequest", "SessionRequest"):
-        for field, values in able.items() if name in schemas else ():
-            described = schemas[name]["properties"][field]
-            described.get("anyOf", [described])[0]["enum"] = list(values)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    dataplane.describe(document)
+    for surface in surfaces:
+        if surface.describe is not None:
+            surface.describe(document)
     return document
 
 

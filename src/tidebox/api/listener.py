@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -13,7 +14,9 @@ from tidebox.api.admission import connection_state
 from tidebox.api.asgi import App
 from tidebox.api.http import BoundedHttp
 from tidebox.api.websocket import BoundedWebSocket
-from tidebox.config import Settings
+
+if TYPE_CHECKING:
+    from tidebox.config import Settings
 
 # Longer than proxies keep theirs, so that it is they who close: nginx 60 s, most cloud load balancers 60 s.
 _KEEP_ALIVE_SECONDS = 65

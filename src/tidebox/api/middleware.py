@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import urlsplit
@@ -13,8 +14,8 @@ import structlog
 
 from tidebox.api import problems
 from tidebox.api.asgi import App, Context, Message, Receive, Scope, Send, attach, context_of, header
-from tidebox.api.dialects import dialect_of
 from tidebox.api.metrics import Metrics
+from tidebox.api.surface import Surface, find_surface
 from tidebox.errors import Forbidden, PayloadTooLarge, TideboxError
 from tidebox.model.ids import new_id
 from tidebox.model.principal import SOURCE_HEADER, find_source
@@ -24,14 +25,7 @@ _log = structlog.get_logger("tidebox.api")
 _SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _SOURCE = SOURCE_HEADER.lower().encode()
 _MAX_LOGGED_PATH = 256
-_UPLOAD_PATH = re.compile(r"/api/v1/sandbox/sessions/[^/]+/files")
-# What has files or input within its JSON.
-_INLINE_PATH = re.compile(r"/api/v1/sandbox/runs|/v1/exec|/api/sb-[a-z0-9]+/exec")
-# What is uploaded to a live sandbox goes straight into its workspace, whose size is the limit.
-_STREAMED_PATH = re.compile(r"/v1/files/upload|/api/sb-[a-z0-9]+/files/upload")
 _INTERNAL_ERROR = 1011  # RFC 6455, 7.4.1
-# Asked for every few seconds by whatever watches the server.
-_QUIET_PATHS = frozenset({"/healthz", "/metrics"})
 
 
 class RequestLog:
@@ -40,20 +34,23 @@ class RequestLog:
     The line has the path without its query: that is where signed URLs carry their token.
     """
 
-    def __init__(self, app: App, metrics: Metrics) -> None:
+    def __init__(self, app: App, metrics: Metrics, surfaces: Sequence[Surface]) -> None:
         self._app = app
         self._metrics = metrics
+        self._surfaces = surfaces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = header(scope, b"x-request-id")
         sane = given is not None and _SANE_REQUEST_ID.fullmatch(given)
         request_id = given.decode() if given is not None and sane else new_id("req")
         # Known from the first moment on: whoever refuses a request does so in the words of whom it was meant for.
+        surface = find_surface(self._surfaces, scope)
         context = Context(
             request_id,
             (scope.get("client") or ("",))[0],
+            surface,
             find_source((header(scope, _SOURCE) or b"").decode("latin-1")),
-            dialect=dialect_of(scope),
+            dialect=surface.dialect(scope),
         )
         attach(scope, context)
         started = time.monotonic()
@@ -63,7 +60,7 @@ class RequestLog:
         except Exception as error:
             await self._fail(scope, answer, error)
         finally:
-            self._metrics.request(context.surface, context.status)
+            self._metrics.request(surface.name, context.status)
             _write_line(scope, context, time.monotonic() - started)
 
     async def _fail(self, scope: Scope, send: Send, error: Exception) -> None:
@@ -98,7 +95,7 @@ def _noting(send: Send, context: Context) -> Send:
 
 
 def _write_line(scope: Scope, context: Context, seconds: float) -> None:
-    quiet = scope["path"] in _QUIET_PATHS and context.status < HTTPStatus.BAD_REQUEST
+    quiet = context.surface.quiet and context.status < HTTPStatus.BAD_REQUEST
     (_log.debug if quiet else _log.info)(
         "request" if scope["type"] == "http" else "connection",
         method=scope.get("method", "GET"),
@@ -172,20 +169,17 @@ def _normal_origin(url: str) -> str:
 class BodyLimit:
     """Answers 413 as soon as a body is known to be too long, which is before it was read.
 
-    Requests with files or input within them may be longer. Uploads have a limit of their own: they go to the disk, and
-    what counts for them are the files. Those to a live sandbox go straight there, and have the room that it has.
+    Each surface says which of its paths have another limit than all others.
     """
 
-    def __init__(self, app: App, limit: int, *, inline_limit: int, upload_limit: int) -> None:
+    def __init__(self, app: App, limit: int) -> None:
         self._app = app
         self._limit = limit
-        self._inline_limit = inline_limit
-        self._upload_limit = upload_limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _STREAMED_PATH.fullmatch(scope["path"]):
+        limit = context_of(scope).surface.body_limit(scope["path"], self._limit)
+        if scope["type"] != "http" or limit is None:
             return await self._app(scope, receive, send)
-        limit = self._limit_of(scope["path"])
         announced = header(scope, b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > limit:
             return await self._refuse(scope, send, limit)
@@ -213,11 +207,6 @@ class BodyLimit:
             if not refused:
                 raise
             return None
-
-    def _limit_of(self, path: str) -> int:
-        if _UPLOAD_PATH.fullmatch(path):
-            return self._upload_limit
-        return self._inline_limit if _INLINE_PATH.fullmatch(path) else self._limit
 
     async def _refuse(self, scope: Scope, send: Send, limit: int) -> None:
         error = PayloadTooLarge(f"the body is longer than {limit} bytes", limit=limit)

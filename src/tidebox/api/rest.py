@@ -12,23 +12,24 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import tidebox
-from tidebox.api import access, interpreter, problems
+from tidebox.api import problems
 from tidebox.api.asgi import context_of
 from tidebox.api.description import describe
 from tidebox.api.services import Services
+from tidebox.api.surface import Surface
 from tidebox.errors import TideboxError
 
 _MAX_FIELDS = 32
 
 
-def make_rest(services: Services) -> FastAPI:
+def make_rest(services: Services, surfaces: Sequence[Surface]) -> FastAPI:
     """The app of all REST routes."""
     rest = bare_rest()
     rest.state.services = services
-    rest.include_router(interpreter.make_router())
-    rest.include_router(access.make_router())
-    runtimes = [info.name for info in services.runtimes.infos if info.available]
-    describe(rest, services.policy.supported_spec_versions, runtimes)
+    for surface in surfaces:
+        if surface.routes is not None:
+            rest.include_router(surface.routes())
+    describe(rest, surfaces)
     return rest
 
 

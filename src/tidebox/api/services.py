@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tidebox.api.auth import Authenticator
 from tidebox.api.following import Following
@@ -15,9 +16,11 @@ from tidebox.broker.audit import Audit
 from tidebox.broker.broker import Broker
 from tidebox.broker.filekeeping import FileKeeper
 from tidebox.broker.planning import Planner
-from tidebox.config import Settings
 from tidebox.model.policy import Policy
 from tidebox.model.runtimes import Runtimes
+
+if TYPE_CHECKING:
+    from tidebox.config import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,16 +12,11 @@ from collections.abc import Mapping
 from urllib.parse import urlencode
 
 from tidebox.api.asgi import Scope, header
+from tidebox.api.interpreter.paths import STREAM
 from tidebox.errors import Unauthorized
 
-PATH = "/api/v1/sandbox/runs/{run_id}/stream"
 _CONTEXT = b"tidebox log stream v1\n"
 _MAX_EXPIRY_LENGTH = 64
-
-
-def is_stream(path: str) -> bool:
-    """Whether a path is that of a log stream."""
-    return path.startswith("/api/v1/sandbox/runs/") and path.endswith("/stream")
 
 
 class Signer:
@@ -41,7 +36,7 @@ class Signer:
             query = {"token": self._token(run_id, expires), "exp": moment.strftime("%Y-%m-%dT%H:%M:%SZ")}
         if from_seq is not None:
             query["from_seq"] = from_seq
-        address = base.replace("http", "ws", 1).rstrip("/") + PATH.format(run_id=run_id)
+        address = base.replace("http", "ws", 1).rstrip("/") + STREAM.format(run_id=run_id)
         return f"{address}?{urlencode(query)}" if query else address
 
     def verify(self, run_id: str, query: Mapping[str, str]) -> None:

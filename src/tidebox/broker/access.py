@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tidebox.broker.audit import Audit
 from tidebox.broker.bindings import Bindings
 from tidebox.broker.held import Ask, Held
+from tidebox.broker.processes import Processes
 from tidebox.broker.reaper import Reaper
 from tidebox.broker.sandboxes import Access, Gate, LiveSandbox
 from tidebox.errors import BoxGone, CapabilityDenied, Conflict, Expired, Forbidden, SandboxStarting, Unauthorized
@@ -58,6 +59,7 @@ class Sandboxes(Gate):
         """``keys`` blocks, and loads cryptography; ``bind_address`` ties tokens to the address of who asked."""
         self.bindings = bindings
         self.terms = bindings.terms
+        self.processes = Processes()
         self._audit = audit
         self._load_keys = keys
         self._keys: KeyRing | None = None

@@ -19,6 +19,11 @@ class Frame:
     entry: LogEntry
 
     @property
+    def end(self) -> int:
+        """Its position in the log, which is its number."""
+        return self.seq
+
+    @property
     def size(self) -> int:
         """About how much memory it takes."""
         return _ENTRY_BYTES + (len(self.entry.data) if isinstance(self.entry, Output) else 0)

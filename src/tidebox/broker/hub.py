@@ -20,6 +20,7 @@ from typing import Protocol
 
 from tidebox.broker.frame import Frame, Gap
 from tidebox.broker.logfile import LogFile, LogFiles, StoredLog
+from tidebox.broker.output_log import OutputLog
 from tidebox.model.log import Ended, Heartbeat, LogEntry
 from tidebox.model.run import Reason, Run
 
@@ -37,36 +38,32 @@ class Reader(Protocol):
         """Read no more."""
 
 
-class Channel:
+class Channel(OutputLog[Frame]):
     """The log of one run."""
 
     def __init__(self, *, max_bytes: int, last_seq: int = 0, file: LogFile | None = None) -> None:
-        self._max_bytes = max_bytes
+        super().__init__(max_bytes, last_seq)
         self._file = file
-        self._frames: dict[int, Frame] = {}
-        self._waiting: list[asyncio.Future[None]] = []
-        self.size = 0
-        self.first_seq = last_seq + 1
-        """The number of the oldest entry that is in memory, or of the next one."""
-        self.last_seq = last_seq
-        self.over = False
-        """Whether nothing more will come."""
         self.readers = 0
+
+    @property
+    def first_seq(self) -> int:
+        """The number of the oldest entry that is in memory, or of the next one."""
+        return self.start + 1
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the newest entry."""
+        return self.stop
 
     def publish(self, entry: LogEntry) -> Frame:
         """Append an entry."""
         if self.over:
             raise RuntimeError("the log has ended")
-        self.last_seq += 1
-        frame = Frame(self.last_seq, entry)
-        self._frames[frame.seq] = frame
-        self.size += frame.size
-        while self.size > self._max_bytes:
-            self.size -= self._frames.pop(self.first_seq).size
-            self.first_seq += 1
+        frame = Frame(self.stop + 1, entry)
+        self.append(frame)
         if self._file is not None and not isinstance(entry, Ended):
             self._file.append(frame)
-        self._wake()
         return frame
 
     def end(self, entry: Ended) -> None:
@@ -76,8 +73,7 @@ class Channel:
 
     def abandon(self) -> None:
         """Let the readers go although the run is not over: this server will not see its end."""
-        self.over = True
-        self._wake()
+        self.finish()
 
     def hurry(self) -> None:
         """Begin to write the entries so far to the file: no more will come soon."""
@@ -96,25 +92,7 @@ class Channel:
 
     def frames_from(self, seq: int, size: int) -> list[Frame]:
         """Entries in memory from ``seq`` on, about ``size`` bytes of them and at least one if there is any."""
-        found = []
-        for number in range(max(seq, self.first_seq), self.last_seq + 1):
-            found.append(self._frames[number])
-            size -= found[-1].size
-            if size <= 0:
-                break
-        return found
-
-    async def changed(self) -> None:
-        """Wait until something is appended, or nothing will be."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        await waiter
-
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+        return self.read(seq - 1, size)
 
     def read_from(
         self,
@@ -129,7 +107,7 @@ class Channel:
 
         Whoever reads a log that is over gets its end, whatever he asks for.
         """
-        latest = self.last_seq if self.over and self._frames else self.last_seq + 1
+        latest = self.last_seq if self.over and self.start < self.stop else self.last_seq + 1
         if tail:
             start = latest
         elif seq is None:
@@ -167,7 +145,7 @@ class ChannelReader:
         while self.next_seq > channel.last_seq:
             if channel.over:
                 return []
-            await channel.changed()
+            await channel.changes.wait()
         if self.next_seq < channel.first_seq and not self._live and (stored := await self._from_file()):
             return self._following(stored)
         await self._leave_file()

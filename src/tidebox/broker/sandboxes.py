@@ -7,21 +7,29 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from tidebox.broker.sandbox_files import LocalFiles, SandboxFiles
 from tidebox.errors import BoxGone, CapabilityDenied
 from tidebox.model.box import Command
 from tidebox.model.principal import Actor, Principal
 from tidebox.model.sandbox import Capability
-from tidebox.runtime.base import Box, Exec, Watch
+from tidebox.runtime.base import Box, Exec
+from tidebox.runtime.base import Watch as Watch  # surfaces hold one, and know no runtime
 
 
-class Inside(Protocol):
-    """What can be done in a sandbox over its sockets, wherever it is."""
+class Inside(abc.ABC):
+    """A sandbox in use: what can be done in it, the same wherever it is."""
 
+    @property
+    @abc.abstractmethod
+    def files(self) -> SandboxFiles:
+        """Its files."""
+
+    @abc.abstractmethod
     async def exec(self, command: Command) -> Exec:
         """Start a program."""
 
+    @abc.abstractmethod
     async def watch(self, path: str, recursive: bool) -> Watch:
         """Be told of changes in a directory of the workspace."""
 
@@ -73,8 +81,11 @@ class LiveSandbox(abc.ABC):
         """Whether its processes stand still."""
 
     @abc.abstractmethod
-    def use(self) -> AbstractAsyncContextManager[Inside]:
-        """The sandbox, running, and kept from being suspended or removed for idleness until the end of the context."""
+    def use(self, request_id: str | None = None) -> AbstractAsyncContextManager[Inside]:
+        """The sandbox, running, and kept from being suspended or removed for idleness until the end of the context.
+
+        ``request_id`` names whatever it is used for in the log of another server that has the sandbox.
+        """
 
     @abc.abstractmethod
     async def suspend(self) -> bool:
@@ -101,6 +112,26 @@ class LiveSandbox(abc.ABC):
         """Let go of it. What is here of it, and is nobody else's, ends."""
 
 
+class _LocalInside(Inside):
+    """A box of this server."""
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+
+    @property
+    def files(self) -> SandboxFiles:
+        """The box's files."""
+        return LocalFiles(self._box.files)
+
+    async def exec(self, command: Command) -> Exec:
+        """Start a program in the box."""
+        return await self._box.exec(command)
+
+    async def watch(self, path: str, recursive: bool) -> Watch:
+        """Watch a directory of the box."""
+        return await self._box.watch(path, recursive)
+
+
 class _Shared:
     """What those who share a box have in common."""
 
@@ -118,6 +149,7 @@ class Sandbox(LiveSandbox):
     def __init__(self, id: str, binding_id: str, box: Box, shared: _Shared | None = None) -> None:
         super().__init__(id, binding_id)
         self.box = box
+        self._inside = _LocalInside(box)
         self._shared = shared or _Shared()
         self._shared.holders.add(self)
 
@@ -149,12 +181,12 @@ class Sandbox(LiveSandbox):
         """Whether its processes stand still."""
         return self._shared.frozen
 
-    def use(self) -> AbstractAsyncContextManager[Box]:
+    def use(self, request_id: str | None = None) -> AbstractAsyncContextManager[Inside]:
         """The box, running, and kept from being suspended or removed for idleness until the end of the context."""
         return self._use()
 
     @asynccontextmanager
-    async def _use(self) -> AsyncIterator[Box]:
+    async def _use(self) -> AsyncIterator[Inside]:
         if self.box.gone:
             raise BoxGone("the sandbox is gone", sandbox_id=self.id)
         shared = self._shared
@@ -164,7 +196,7 @@ class Sandbox(LiveSandbox):
                 await self._resume()
             shared.resting.discard(self)
             self._on_use(0.0)
-            yield self.box
+            yield self._inside
         finally:
             shared.users -= 1
             self._on_use(0.0)

@@ -56,7 +56,13 @@ class FileInfo:
     kind: str
     size: int
     mode: int
-    modified: float
+    modified: float | None
+    """Seconds since the epoch; None for a time that no calendar has."""
+
+    @property
+    def type(self) -> str:
+        """Its kind in the word that clients know."""
+        return "directory" if self.kind == "dir" else self.kind
 
 
 @dataclass(frozen=True, slots=True)

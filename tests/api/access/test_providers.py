@@ -191,6 +191,18 @@ def test_programs_and_shells_of_a_relayed_sandbox(ada: Client, server: RunningSe
         program.until("exit")
 
 
+def test_both_servers_log_a_request_by_one_name(
+    ada: Client, server: RunningServer, machine: RunningServer, thread: str
+) -> None:
+    token = ada.ensure(thread, provider_preference="relay")["token"]
+    with dataplane(server, token) as plane:
+        asked = {name: {"X-Request-ID": f"{name}-{thread}"} for name in ("exec", "list", "upload")}
+        assert plane.post("/exec", json={"command": ["true"]}, headers=asked["exec"]).status_code == 200
+        assert plane.get("/files/list", headers=asked["list"]).status_code == 200
+        assert plane.post("/files/upload?path=x", content=b"x", headers=asked["upload"]).status_code == 200
+    wait_for(lambda: all(f"{name}-{thread}" in machine.log for name in asked))
+
+
 def test_a_program_of_a_client_that_leaves_is_killed_there(ada: Client, server: RunningServer, thread: str) -> None:
     token = ada.ensure(thread, provider_preference="relay")["token"]
     programs = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"

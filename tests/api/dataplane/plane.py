@@ -14,12 +14,15 @@ import httpx2
 from websockets.sync.client import ClientConnection, connect
 
 from tests.boxes import BoxRunner
-from tidebox.api.dataplane.surface import DataplaneSurface
+from tidebox.api.dataplane.failures import words
+from tidebox.api.dataplane.surface import Bounds, DataplaneSurface
 from tidebox.api.listener import Listener
 from tidebox.api.metrics import Levels, Metrics
 from tidebox.api.middleware import RequestLog
 from tidebox.api.rates import RateLimiter
+from tidebox.api.surface import Surface
 from tidebox.broker.audit import Audit
+from tidebox.broker.processes import Processes
 from tidebox.broker.sandboxes import Access, Gate, Sandbox
 from tidebox.config import load_settings
 from tidebox.errors import Forbidden, Unauthorized
@@ -101,6 +104,7 @@ class Plane:
     def __init__(self, runner: BoxRunner, directory: Path) -> None:
         self.runner = runner
         self.gate = KnownTokens()
+        self.processes = Processes()
         self.directory = directory
         self.url = ""
         self.audit = Audit(directory / "audit")
@@ -110,9 +114,16 @@ class Plane:
         """Listen."""
         metrics = Metrics("native", lambda: Levels(0, 0, 0, 0))
         settings = load_settings(data_dir=self.directory, rate_limit="off")
+        bounds = Bounds(
+            default_seconds=settings.default_exec_timeout_sec,
+            max_seconds=settings.max_exec_timeout_sec,
+            max_body_bytes=settings.max_inline_body_bytes,
+            max_message_bytes=settings.max_frame_bytes,
+        )
         await self.audit.start()
-        surface = DataplaneSurface(self.gate, self.audit, RateLimiter("off"), metrics, settings)
-        listener = Listener(RequestLog(surface, metrics), settings)
+        app = DataplaneSurface(self.gate, self.processes, self.audit, RateLimiter("off"), metrics, bounds)
+        surface = Surface(name="dataplane", matches=lambda scope: True, dialect=lambda scope: words)
+        listener = Listener(RequestLog(app, metrics, [surface]), settings)
         sock = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         await self._open.enter_async_context(listener.listening(sock))

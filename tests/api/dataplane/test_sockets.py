@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import concurrent.futures
+import contextlib
 import time
 from dataclasses import replace
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.api.dataplane.plane import Plane, Socket
-from tidebox.api.dataplane import connections, processes, sockets
+from tidebox.api.dataplane import connections, sockets
+from tidebox.broker import processes
 from tidebox.broker.sandboxes import Sandbox
 from tidebox.model.limits import MIB
 from tidebox.model.sandbox import Capability
@@ -227,6 +230,21 @@ def test_a_program_that_never_reads_its_input_ends_the_connection(
     assert_ended(http, "14142")
 
 
+def test_no_more_are_left_running_that_were_started_at_once(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MAX_KEPT", 2)
+    token = plane.token(plane.sandbox())
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(plane.socket(EXEC, token)) for _ in range(8)]
+        for client in clients:
+            client.send("start", command=["sleep", "60"], on_disconnect="detach")
+        answers = [client.receive() for client in clients]
+        assert sorted(answer["type"] for answer in answers) == ["error"] * 6 + ["ready"] * 2
+        for client, answer in zip(clients, answers, strict=True):
+            if answer["type"] == "ready":
+                client.send("signal", signal="KILL")
+                client.until("exit")
+
+
 def test_no_more_programs_are_left_running_than_may_be(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "MAX_KEPT", 2)
     sandbox = plane.sandbox()
@@ -404,18 +422,60 @@ def test_what_was_written_meanwhile_is_kept_up_to_a_bound(plane: Plane, token: s
         assert frames[-2]["offset"] == size
 
 
-def test_a_second_client_takes_the_program_over(plane: Plane, token: str) -> None:
+def test_a_second_client_reads_beside_the_first(plane: Plane, token: str) -> None:
     with plane.socket(EXEC, token) as first, plane.socket(EXEC, token) as second:
         first.send("start", command=["cat"], stdin=True, on_disconnect="detach")
         ready = first.expect("ready")
+        first.send("stdin", data="before\n")
+        first.read_until("before\n")
         second.send("start", process_id=ready["process_id"])
         second.expect("ready")
-        assert first.expect("error")["error"]["code"] == "CONFLICT"
+        second.read_until("before\n")
+        second.send("stdin", data="from the second\n")
+        first.read_until("from the second\n")
+        second.read_until("from the second\n")
+        first.send("stdin", data="from the first\n")
+        first.read_until("from the first\n")
+        second.read_until("from the first\n")
+        # One that leaves takes neither the program nor the other along.
+        first.send("close")
         assert closed_with(first) == 1000
-        second.send("stdin", data="still here\n")
-        assert second.expect("stdout")["data"] == "still here\n"
-        second.send("signal", signal="KILL")
-        second.expect("exit")
+        second.send("stdin", data="alone\n", eof=True)
+        second.read_until("alone\n")
+        assert second.expect("exit")["exit_code"] == 0
+
+
+def test_several_clients_each_read_all_of_it(plane: Plane, token: str) -> None:
+    size = 4 * MIB
+    with plane.socket(EXEC, token) as fast, plane.socket(EXEC, token, max_queue=1) as slow:
+        command = f"read go; yes 0123456789abcde | head -c {size}"
+        fast.send("start", command=command, stdin=True, on_disconnect="detach")
+        ready = fast.expect("ready")
+        slow.send("start", process_id=ready["process_id"])
+        slow.expect("ready")
+        fast.send("stdin", data="go\n")
+        # Neither gets ahead of the other by more than what is on its way.
+        whole = b"0123456789abcde\n" * (size // 16)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            others = pool.submit(fast.until, "exit")
+            assert output(slow.until("exit")) == whole
+            assert output(others.result(60)) == whole
+
+
+def test_the_processes_of_a_sandbox(plane: Plane, sandbox: Sandbox, token: str) -> None:
+    listed = plane.processes.of_sandbox
+    before = set(listed(sandbox.id))
+    with plane.socket(EXEC, token) as bound, plane.socket(EXEC, token) as detached:
+        bound.send("start", command=["cat"], stdin=True)
+        detached.send("start", command=["cat"], stdin=True, on_disconnect="detach")
+        pids = [socket.expect("ready")["pid"] for socket in (bound, detached)]
+        assert {process.pid for process in listed(sandbox.id) if process not in before} == set(pids)
+        assert listed("sb-another") == []
+        for socket in (bound, detached):
+            socket.send("stdin", eof=True)
+            socket.until("exit")
+    # Only the end of one that may outlive its readers can be asked for later.
+    assert [process.pid for process in listed(sandbox.id) if process not in before] == [pids[1]]
 
 
 def test_who_may_attach(plane: Plane, token: str, sandbox: Sandbox) -> None:

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from tidebox.api.access import paths
+from tidebox.api.access.dialect import dialect_of
+from tidebox.api.surface import Surface
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
 
-def make_router() -> APIRouter:
-    """Every route of it; loads FastAPI, as nothing else of this package's front does."""
+def make_surface() -> Surface:
+    """The protocols as the front sees them."""
+    return Surface(
+        name="access",
+        matches=lambda scope: paths.is_access(scope["path"]),
+        routes=_make_router,
+        needs_credential=paths.needs_credential,
+        dialect=dialect_of,
+        describe=_describe,
+    )
+
+
+def _make_router() -> APIRouter:
     from fastapi import APIRouter, Depends
 
     from tidebox.api.access import jwks, negotiation, sessions
-    from tidebox.api.interpreter.common import once_each
+    from tidebox.api.common import once_each
 
     router = APIRouter(dependencies=[Depends(once_each)])
     for part in (sessions, negotiation, jwks):
         router.include_router(part.router)
     return router
+
+
+def _describe(document: dict[str, Any]) -> None:
+    """Say which routes need no credential of the server, or take a token for a sandbox too."""
+    from tidebox.api.dataplane.description import SCHEME
+
+    security: dict[str, list[dict[str, list[str]]]] = {
+        paths.JWKS: [],
+        paths.REFRESH: [{SCHEME: []}, {"apiKey": []}, {"bearer": []}],
+    }
+    for path, ways in security.items():
+        for operation in document["paths"][path].values():
+            operation["security"] = ways

@@ -9,7 +9,8 @@ from typing import Any
 
 from fastapi import Request
 
-from tidebox.api.interpreter.schemas import ErrorEnvelope
+from tidebox.api.access.paths import REFRESH
+from tidebox.api.common import ErrorEnvelope, whole
 from tidebox.api.services import Services
 from tidebox.api.signing import base_url
 from tidebox.errors import TideboxError
@@ -18,7 +19,6 @@ from tidebox.model.principal import Caller
 from tidebox.model.sandbox import Binding, Grant, named
 
 PROTOCOL_VERSION = "1.0"
-REFRESH_URL = "/sandbox/refresh"
 
 GONE: dict[int | str, dict[str, Any]] = {
     410: {"model": ErrorEnvelope, "description": "It has ended; ask for a new one."}
@@ -82,8 +82,8 @@ def shown(request: Request, services: Services, binding: Binding) -> dict[str, A
         "binding": binding_shown(binding),
         "dataplane": dataplane,
         "policy": {
-            "idle_timeout_seconds": _whole(services.sandboxes.terms.idle_timeout),
-            "hard_ttl_seconds": _whole(services.sandboxes.terms.hard_ttl),
+            "idle_timeout_seconds": whole(services.sandboxes.terms.idle_timeout),
+            "hard_ttl_seconds": whole(services.sandboxes.terms.hard_ttl),
         },
     }
     if binding.sandbox_id is not None:
@@ -134,11 +134,7 @@ def grant_shown(request: Request, services: Services, grant: Grant, scopes: list
         "http_url": f"{http}/api/{grant.sandbox_id}",
         "expires_at": iso_time(grant.expires_at),
         "scopes": scopes,
-        "refresh_url": REFRESH_URL,
+        "refresh_url": REFRESH,
         "thread_id": grant.thread_id,
         "recreated": grant.recreated,
     }
-
-
-def _whole(number: float) -> float:
-    return int(number) if number.is_integer() else number

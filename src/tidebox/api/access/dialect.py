@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
 
+from tidebox.api.access import paths
 from tidebox.api.asgi import Scope
 from tidebox.api.problems import Problem
 
-_PREFIXES = ("/v1/sandbox/", "/sandbox/")
 _SHARED = {
     "unauthorized": "UNAUTHENTICATED",
     "quota_exceeded": "RATE_LIMITED",
@@ -33,17 +33,12 @@ _UNAVAILABLE = frozenset(
 )
 
 
-def is_access(path: str) -> bool:
-    """Whether a path belongs to these protocols."""
-    return path.startswith(_PREFIXES)
-
-
 def dialect_of(scope: Scope) -> Callable[[Problem], Problem] | None:
-    """How errors of a request are spelled; None where that is another surface's matter."""
+    """How errors of a request are spelled; those of the keys as the server does."""
     path: str = scope["path"]
-    if not is_access(path):
+    if path == paths.JWKS:
         return None
-    full = path.endswith(("/refresh-token", "/heartbeat")) or scope.get("method") in ("GET", "HEAD")
+    full = paths.has_binding_errors(path) or scope.get("method") in ("GET", "HEAD")
     return binding_words if full else session_words
 
 

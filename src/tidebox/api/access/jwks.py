@@ -9,14 +9,14 @@ from starlette.responses import Response
 
 from tidebox.api.access import schemas
 from tidebox.api.access.common import audited
-from tidebox.api.interpreter.common import AdminDep, ServicesDep, answer, errors
-from tidebox.api.routes import DocumentRoute
+from tidebox.api.access.paths import JWKS, PREFIX
+from tidebox.api.common import AdminDep, DocumentRoute, ServicesDep, answer, errors
 
 router = APIRouter(tags=["access"], route_class=DocumentRoute)
 
 
 @router.get(
-    "/.well-known/jwks.json",
+    JWKS,
     response_model=schemas.JwksAnswer,
     responses=errors(),
     summary="The keys that verify tokens",
@@ -29,7 +29,7 @@ async def keys(services: ServicesDep) -> Response:
 
 
 @router.post(
-    "/v1/sandbox/keys/rotate", response_model=schemas.JwksAnswer, responses=errors(403), summary="Replace the key"
+    f"{PREFIX}/keys/rotate", response_model=schemas.JwksAnswer, responses=errors(403), summary="Replace the key"
 )
 async def rotate(services: ServicesDep, caller: AdminDep, body: schemas.RotationBody | None = None) -> Response:
     """Sign with a new key from now on. In an emergency every token made before is dead at once."""

@@ -7,9 +7,9 @@ from starlette.responses import Response
 
 from tidebox.api.access import schemas
 from tidebox.api.access.common import STARTING, audited, grant_shown
+from tidebox.api.access.paths import NEGOTIATION_PREFIX
 from tidebox.api.asgi import Context, context_of, header
-from tidebox.api.interpreter.common import CallerDep, ServicesDep, answer, errors
-from tidebox.api.routes import DocumentRoute
+from tidebox.api.common import CallerDep, DocumentRoute, ServicesDep, answer, errors
 from tidebox.api.services import Services
 from tidebox.broker.held import Ask, Mode
 from tidebox.errors import InvalidRequest, Unauthorized
@@ -17,7 +17,7 @@ from tidebox.model.ids import new_id
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.sandbox import Grant, Scope, ScopeType, token_scopes
 
-router = APIRouter(prefix="/sandbox", tags=["negotiation"], route_class=DocumentRoute)
+router = APIRouter(prefix=NEGOTIATION_PREFIX, tags=["negotiation"], route_class=DocumentRoute)
 
 
 @router.post(
@@ -82,7 +82,7 @@ async def refresh(request: Request, services: ServicesDep, body: schemas.Refresh
 
 
 def _caller(context: Context, principal: Principal) -> Caller:
-    return Caller(principal, context.address, context.request_id, context.surface, context.source)
+    return Caller(principal, context.address, context.request_id, context.surface.name, context.source)
 
 
 def _bearer(request: Request) -> str:

@@ -10,13 +10,12 @@ from starlette.responses import Response
 from tidebox.api.access import schemas
 from tidebox.api.access.common import GONE, STARTING, audited, binding_shown, shown, token_shown
 from tidebox.api.access.dialect import binding_words
+from tidebox.api.access.paths import PREFIX
 from tidebox.api.asgi import context_of
-from tidebox.api.interpreter.common import CallerDep, IdempotencyKey, ServicesDep, answer, claim_of, errors
-from tidebox.api.routes import DocumentRoute
+from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, answer, claim_of, errors
 from tidebox.broker.held import Ask, Mode
 from tidebox.model.sandbox import Capability, Scope, ScopeType
 
-PREFIX = "/v1/sandbox"
 ENDPOINT = "sandbox/sessions"
 
 router = APIRouter(prefix=PREFIX, tags=["access"], route_class=DocumentRoute)

@@ -1,1 +1,60 @@
 """The normalized dataplane: programs, terminals and files of a live sandbox, for whoever holds a grant for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tidebox.api.dataplane.auth import SURFACE
+from tidebox.api.dataplane.failures import words
+from tidebox.api.dataplane.paths import EXEC_PATH, UPLOAD_PATH, target_of
+from tidebox.api.deferred import Deferred
+from tidebox.api.surface import Surface
+
+if TYPE_CHECKING:
+    from tidebox.api.asgi import App
+    from tidebox.api.services import Services
+
+
+def make_surface(services: Services) -> Surface:
+    """The protocol as the front sees it. Tokens for sandboxes are checked by its app, some in a first frame."""
+    return Surface(
+        name=SURFACE,
+        matches=lambda scope: target_of(scope["path"]) is not None,
+        app=Deferred(lambda: _make_app(services)),
+        kinds=frozenset({"http", "websocket"}),
+        needs_credential=lambda path: False,
+        dialect=lambda scope: words,
+        body_limits={
+            # It has its input within its JSON.
+            EXEC_PATH: services.settings.max_inline_body_bytes,
+            # Files go straight into the workspace, whose size is the limit.
+            UPLOAD_PATH: None,
+        },
+        describe=_describe,
+        ready=services.broker.taken_up,
+    )
+
+
+def _make_app(services: Services) -> App:
+    from tidebox.api.dataplane.surface import Bounds, DataplaneSurface
+
+    settings = services.settings
+    return DataplaneSurface(
+        services.sandboxes,
+        services.sandboxes.processes,
+        services.audit,
+        services.rate_limiter,
+        services.metrics,
+        Bounds(
+            default_seconds=settings.default_exec_timeout_sec,
+            max_seconds=settings.max_exec_timeout_sec,
+            max_body_bytes=settings.max_inline_body_bytes,
+            max_message_bytes=settings.max_frame_bytes,
+        ),
+    )
+
+
+def _describe(document: dict[str, Any]) -> None:
+    from tidebox.api.dataplane import description
+
+    description.describe(document)

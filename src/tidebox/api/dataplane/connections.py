@@ -14,10 +14,10 @@ from tidebox.api.dataplane.auth import caller, enter
 from tidebox.api.dataplane.failures import problem_of
 from tidebox.api.dataplane.frames import Auth, Close, Ping, Request
 from tidebox.api.dataplane.paths import Target
-from tidebox.api.dataplane.processes import Processes
 from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
 from tidebox.api.rates import RateLimiter
 from tidebox.broker.audit import Audit
+from tidebox.broker.processes import Processes
 from tidebox.broker.sandboxes import Access, Gate
 from tidebox.errors import InvalidRequest, TideboxError, Unauthorized
 from tidebox.model.moments import iso_time

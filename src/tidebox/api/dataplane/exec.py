@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from tidebox.api.dataplane.commands import make_command
-from tidebox.api.dataplane.processes import Piece, start
+from tidebox.api.dataplane.rendering import shown_end
 from tidebox.api.documents import check_values
-from tidebox.broker.sandboxes import Sandbox
+from tidebox.broker.processes import Piece, Processes
+from tidebox.broker.sandboxes import LiveSandbox
 from tidebox.errors import InternalError, InvalidRequest, LimitOutOfRange
 from tidebox.model.limits import MIB
 from tidebox.model.sandbox import Capability
@@ -59,12 +60,14 @@ def seconds_of(timeout_ms: int | None, longest: float) -> float | None:
     return timeout_ms / 1000
 
 
-async def run(sandbox: Sandbox, request: ExecRequest, seconds: float) -> tuple[dict[str, Any], Collected]:
+async def run(
+    processes: Processes, sandbox: LiveSandbox, request: ExecRequest, seconds: float, request_id: str
+) -> tuple[dict[str, Any], Collected]:
     """Run a program to its end, and what it wrote; cancelling the call kills it. Output beyond the bound is dropped."""
     command = make_command(request.command, cwd=request.cwd, env=request.env)
     stdin = (request.stdin or "").encode()
-    process = await start(sandbox, command, capability=Capability.EXEC)
-    reader = process.attach()
+    reader = await processes.start(sandbox, command, capability=Capability.EXEC, request_id=request_id)
+    process = reader.process
     try:
         process.end_after(seconds)
         process.put_input(stdin, eof=True)
@@ -73,10 +76,10 @@ async def run(sandbox: Sandbox, request: ExecRequest, seconds: float) -> tuple[d
             for piece in pieces:
                 collected.add(piece)
     finally:
-        await process.detach(reader)
-    if process.ending is None:
+        await reader.close()
+    if process.end is None:
         raise process.error or InternalError("a program without an end")
-    return {"timed_out": False, **process.ending}, collected
+    return {**shown_end(process.end), "timed_out": process.end.timed_out}, collected
 
 
 class Collected:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 _SANDBOX_PATH = re.compile(r"/(?P<kind>api|ws)/(?P<id>sb-[a-z0-9]{1,40})(?:/(?P<rest>.*))?", re.DOTALL)
 _OWN_PATHS = ("exec", "exec/ws", "shell/ws")
+EXEC_PATH = re.compile(r"/v1/exec|/api/sb-[a-z0-9]+/exec")
+UPLOAD_PATH = re.compile(r"/v1/files/upload|/api/sb-[a-z0-9]+/files/upload")
 
 
 class Target(NamedTuple):

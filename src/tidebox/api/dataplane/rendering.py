@@ -1,9 +1,13 @@
-"""From a program's bytes to frames that lose none of them."""
+"""A program as clients see it: its bytes as frames that lose none of them, and its end."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from tidebox.api.dataplane import frames
+from tidebox.broker.processes import ProcessEnd
 from tidebox.model.events import StreamName
+from tidebox.model.limits import MIB
 
 # The longest character of UTF-8, but for its last byte.
 _MAX_TAIL = 3
@@ -50,3 +54,22 @@ class Renderer:
 
     def _frame(self, data: bytes, text: str | None, end: int) -> str:
         return frames.output(self._stream, data, text, end if self._with_offsets else None)
+
+
+def shown_end(end: ProcessEnd) -> dict[str, Any]:
+    """How a program ended, as clients are told."""
+    counted = end.exited.usage or {}
+    usage: dict[str, int] = {}
+    if (cpu := counted.get("cpu_us")) is not None:
+        usage["cpu_time_ms"] = cpu // 1000
+    memory = counted.get("memory_peak_bytes", counted.get("max_rss_bytes"))
+    if memory is not None:
+        usage["peak_memory_mb"] = -(-memory // MIB)
+    if (kills := counted.get("oom_kills")) is not None:
+        usage["oom_kills"] = kills
+    return {
+        "exit_code": end.exited.code,
+        "signal": frames.signal_name(end.exited.signal),
+        "duration_ms": round(end.seconds * 1000),
+        "resource_usage": usage,
+    }

@@ -1,4 +1,4 @@
-"""The sockets of programs: one, or a terminal, and one client of it."""
+"""The sockets of programs: a program or a terminal, and one of its clients."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tidebox.api.dataplane.connections import INTERNAL_ERROR, NORMAL, POLICY, Co
 from tidebox.api.dataplane.exec import seconds_of
 from tidebox.api.dataplane.frames import Request, Resize, Signal, Start, Stdin
 from tidebox.api.dataplane.paths import Target
-from tidebox.api.dataplane.processes import Process, Reader, start
-from tidebox.api.dataplane.rendering import Renderer
+from tidebox.api.dataplane.rendering import Renderer, shown_end
+from tidebox.broker.processes import Process, Reader
 from tidebox.broker.sandboxes import Access
 from tidebox.errors import (
     BoxGone,
@@ -24,6 +24,7 @@ from tidebox.errors import (
     Conflict,
     ExecFailed,
     InvalidRequest,
+    NotFound,
     TideboxError,
     Unauthorized,
 )
@@ -44,13 +45,13 @@ class ProgramConnection(Connection):
 
     def __init__(self, desk: Desk, scope: Scope, target: Target, send: Send) -> None:
         super().__init__(desk, scope, target, send)
-        self._process: Process | None = None
         self._reader: Reader | None = None
+        """Of the program that runs."""
         self._delivering: asyncio.Task[None] | None = None
         self._takes_input = False
 
     def _ends_with(self, error: TideboxError) -> int | None:
-        if not self._target.operation or self._process is not None or not isinstance(error, _FINAL):
+        if not self._target.operation or self._reader is not None or not isinstance(error, _FINAL):
             return None
         return POLICY if isinstance(error, CapabilityDenied) else NORMAL
 
@@ -72,9 +73,9 @@ class ProgramConnection(Connection):
 
     def _running(self) -> Process | None:
         """The program that a frame is for; none if that was sent before its end was known to the client."""
-        if self._process is None and self._delivering is None:
+        if self._reader is None and self._delivering is None:
             raise Conflict("no program was started on this connection")
-        return self._process
+        return self._reader.process if self._reader is not None else None
 
     async def _feed(self, request: Stdin) -> None:
         data = request.bytes()
@@ -90,31 +91,33 @@ class ProgramConnection(Connection):
     # Programs
 
     async def _start(self, request: Start) -> None:
-        if self._process is not None:
+        if self._reader is not None:
             raise Conflict("a program runs on this connection already")
         access = self._access
         assert access is not None
         if access.expires_at <= time.time():
             raise Unauthorized("the token has expired; show a new one in an auth frame")
         if request.process_id is not None:
-            process = self._attached(access, request.process_id)
+            process = self._found(access, request.process_id)
             reader = process.attach(request.offset)
             self._takes_input = True
             self._record_process(access, "sandbox.process.attached", "attached", process)
         else:
-            process = await self._started(access, request)
-            reader = process.attach()
-        self._process, self._reader = process, reader
+            reader = await self._started(access, request)
+            process = reader.process
+        self._reader = reader
         process_id = process.id if process.detachable else None
-        await self._say(frames.ready(process.pid, process_id, reader.position))
-        self._delivering = asyncio.get_running_loop().create_task(self._deliver(process, reader), name="dataplane")
+        await self._say(frames.ready(process.pid, process_id, reader.offset))
+        self._delivering = asyncio.get_running_loop().create_task(self._deliver(reader), name="dataplane")
 
-    def _attached(self, access: Access, process_id: str) -> Process:
+    def _found(self, access: Access, process_id: str) -> Process:
         process = self._desk.processes.find(access.sandbox.id, process_id)
+        if not process.detachable:
+            raise NotFound("this sandbox has no program of that id", field="process_id")
         access.require(process.capability)
         return process
 
-    async def _started(self, access: Access, request: Start) -> Process:
+    async def _started(self, access: Access, request: Start) -> Reader:
         given, env = request.words()
         if given is None and self._target.operation == "exec/ws":
             raise InvalidRequest("command: give one", field="command")
@@ -124,36 +127,39 @@ class ProgramConnection(Connection):
         terminal = request.tty.size() if request.tty is not None else DEFAULT_TERMINAL if as_shell else None
         command = make_command(given, cwd=request.cwd, env=env, terminal=terminal)
         seconds = seconds_of(request.timeout_ms, self._desk.max_seconds)
-        detachable = request.on_disconnect == "detach"
-        if detachable:
-            self._desk.processes.check_room(access.sandbox.id)
         self._desk.audit.check()
         try:
-            process = await start(access.sandbox, command, capability=capability, detachable=detachable)
+            reader = await self._desk.processes.start(
+                access.sandbox,
+                command,
+                capability=capability,
+                detachable=request.on_disconnect == "detach",
+                request_id=context_of(self._scope).request_id,
+            )
         except TideboxError as error:
             self._record(access, "sandbox.process.refused", error.code)
             raise
+        process = reader.process
         self._record_process(access, "sandbox.process.started", "started", process)
         if seconds is not None:
             process.end_after(seconds)
-        if detachable:
-            self._desk.processes.keep(access.sandbox.id, process)
         self._takes_input = request.stdin or terminal is not None
         if not self._takes_input:
             process.put_input(b"", eof=True)
-        return process
+        return reader
 
-    async def _deliver(self, process: Process, reader: Reader) -> None:
+    async def _deliver(self, reader: Reader) -> None:
         """Send what the program writes, and its end."""
         try:
-            await self._deliver_all(process, reader)
+            await self._deliver_all(reader)
         except (OSError, RuntimeError):
             pass  # as a server says that the connection is gone; whoever receives is told so as well
         except Exception as error:
             _log.error("unexpected_failure", request_id=context_of(self._scope).request_id, exc_info=error)
             await self._close(INTERNAL_ERROR)
 
-    async def _deliver_all(self, process: Process, reader: Reader) -> None:
+    async def _deliver_all(self, reader: Reader) -> None:
+        process = reader.process
         renderer = Renderer(with_offsets=process.detachable)
         try:
             while (pieces := await reader.read(_TAIL_SECONDS if renderer.holds_back else None)) is not None:
@@ -162,9 +168,10 @@ class ProgramConnection(Connection):
                 made = [frame for piece in pieces for frame in renderer.feed(*piece)]
                 await self._say(*(made if pieces else renderer.flush()))
             last = renderer.flush()
-            if process.ending is None:
+            if process.end is None:
                 raise process.error or Conflict("the program has no end")
-            await self._say(*last, frames.ended(process.ending))
+            ended = shown_end(process.end) | ({"timed_out": True} if process.end.timed_out else {})
+            await self._say(*last, frames.ended(ended))
         except Unauthorized as error:
             await self._tell(error)
             return await self._close(POLICY)
@@ -172,7 +179,8 @@ class ProgramConnection(Connection):
             await self._tell(error)
         if self._target.operation:
             await self._close(NORMAL)
-        self._process = self._reader = None
+        self._reader = None
+        await reader.close()
         return None
 
     async def _leave(self) -> None:
@@ -181,8 +189,8 @@ class ProgramConnection(Connection):
         if delivering is not None and not delivering.done():
             delivering.cancel()
             await asyncio.wait({delivering})
-        if self._process is not None and self._reader is not None:
-            await self._process.detach(self._reader)
+        if self._reader is not None:
+            await self._reader.close()
 
     def _record_process(self, access: Access, event: str, outcome: str, process: Process) -> None:
         self._record(access, event, outcome, process_id=process.id, capability=process.capability.value)

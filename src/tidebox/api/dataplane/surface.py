@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
@@ -21,19 +22,18 @@ from tidebox.api.dataplane.commands import box_path
 from tidebox.api.dataplane.connections import Connection, Desk
 from tidebox.api.dataplane.failures import problem_of, status_problem
 from tidebox.api.dataplane.paths import Target, target_of
-from tidebox.api.dataplane.processes import Processes
 from tidebox.api.dataplane.sockets import ProgramConnection
 from tidebox.api.dataplane.watching import WatchConnection
 from tidebox.api.metrics import Metrics
 from tidebox.api.ranges import ByteRange, parse_range
 from tidebox.api.rates import RateLimiter
 from tidebox.broker.audit import Audit
-from tidebox.broker.sandboxes import Access, Gate, Sandbox
-from tidebox.config import Settings
+from tidebox.broker.processes import Processes
+from tidebox.broker.sandbox_files import SandboxFiles
+from tidebox.broker.sandboxes import Access, Gate, Inside
 from tidebox.errors import FileOperationFailed, InvalidRequest, NotFound, TideboxError, Unauthorized
 from tidebox.model.limits import KIB
 from tidebox.model.sandbox import Capability
-from tidebox.runtime.base import Files
 
 _WATCH = "files/watch"
 _SOCKETS = frozenset({"", "exec/ws", "shell/ws", _WATCH})
@@ -54,10 +54,13 @@ class Exchange:
         self._send = send
 
     @property
-    def sandbox(self) -> Sandbox:
-        """The sandbox, on this server: what is asked of another one's is handed on."""
-        assert isinstance(self.access.sandbox, Sandbox)
-        return self.access.sandbox
+    def request_id(self) -> str:
+        """What it is called in logs."""
+        return context_of(self.scope).request_id
+
+    def use(self) -> AbstractAsyncContextManager[Inside]:
+        """The sandbox, in use for this request."""
+        return self.access.sandbox.use(self.request_id)
 
     async def start(self, status: int, headers: Headers) -> None:
         """Begin the answer."""
@@ -86,20 +89,39 @@ class Exchange:
 Serve = Callable[["DataplaneSurface", Exchange], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What clients may ask for."""
+
+    default_seconds: float
+    """How long a program of ``exec`` runs that says nothing else."""
+    max_seconds: float
+    max_body_bytes: int
+    """Of the description of a program."""
+    max_message_bytes: int
+
+
 class DataplaneSurface:
     """Serves programs, terminals and files of sandboxes."""
 
-    def __init__(self, gate: Gate, audit: Audit, rates: RateLimiter, metrics: Metrics, settings: Settings) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        processes: Processes,
+        audit: Audit,
+        rates: RateLimiter,
+        metrics: Metrics,
+        bounds: Bounds,
+    ) -> None:
         self._metrics = metrics
-        self._default_seconds = settings.default_exec_timeout_sec
-        self._max_body = settings.max_inline_body_bytes
+        self._bounds = bounds
         self._desk = Desk(
             gate=gate,
             audit=audit,
             rates=rates,
-            processes=Processes(),
-            max_seconds=settings.max_exec_timeout_sec,
-            max_message_bytes=settings.max_frame_bytes,
+            processes=processes,
+            max_seconds=bounds.max_seconds,
+            max_message_bytes=bounds.max_message_bytes,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -159,11 +181,6 @@ class DataplaneSurface:
             allow = ((b"allow", ", ".join(methods).encode()),)
             return await problems.respond(scope, send, status_problem(HTTPStatus.METHOD_NOT_ALLOWED, headers=allow))
         capability, serve = route
-        if not isinstance(access.sandbox, Sandbox):
-            # Loaded only where there is one: it comes with an HTTP client.
-            from tidebox.api.dataplane import relay
-
-            serve = relay.to(target.operation)
         access.require(capability)
         self._desk.audit.check()
         exchange = Exchange(scope, receive, send, access, _query(scope))
@@ -192,9 +209,11 @@ class DataplaneSurface:
     # Programs
 
     async def _exec(self, exchange: Exchange) -> None:
-        request = execution.parse(await Body(exchange.receive).whole(self._max_body))
-        seconds = execution.seconds_of(request.timeout_ms, self._desk.max_seconds) or self._default_seconds
-        running = asyncio.ensure_future(execution.run(exchange.sandbox, request, seconds))
+        request = execution.parse(await Body(exchange.receive).whole(self._bounds.max_body_bytes))
+        seconds = execution.seconds_of(request.timeout_ms, self._desk.max_seconds) or self._bounds.default_seconds
+        running = asyncio.ensure_future(
+            execution.run(self._desk.processes, exchange.access.sandbox, request, seconds, exchange.request_id)
+        )
         await unless_left(exchange.receive, running)
         if running.cancelled():
             raise ClientLeft
@@ -217,48 +236,51 @@ class DataplaneSurface:
         content_type = header(exchange.scope, b"content-type") or b""
         is_form = content_type.lower().startswith(b"multipart/form-data")
         body = Body(exchange.receive)
-        async with exchange.sandbox.use() as box:
-            if "upload_id" in query:
-                if is_form:
-                    raise InvalidRequest("an upload in parts is no form", field="content-type")
-                return await self._upload_part(exchange, box.files, body, mode, offset, complete)
-            chunks = form_file(content_type, body.chunks()) if is_form else body.chunks()
-            async with aclosing(chunks):
-                made = await files.upload(box.files, query.get("path"), chunks, mode)
-        exchange.fields = made
-        return await exchange.answer(made)
+        path = files.file_path(query.get("path"))
+        if "upload_id" in query:
+            if is_form:
+                raise InvalidRequest("an upload in parts is no form", field="content-type")
+            return await self._upload_part(exchange, path, body, mode, offset, complete)
+        chunks = form_file(content_type, body.chunks()) if is_form else body.chunks()
+        async with exchange.use() as inside, aclosing(chunks):
+            made = await inside.files.upload(path, chunks, mode)
+        exchange.fields = {"path": made.path, "size": made.size}
+        return await exchange.answer(exchange.fields)
 
     async def _upload_part(
-        self, exchange: Exchange, there: Files, body: Body, mode: int | None, offset: int, complete: bool
+        self, exchange: Exchange, path: str, body: Body, mode: int | None, offset: int, complete: bool
     ) -> None:
-        query = exchange.query
-        upload = files.Resumable(there, query.get("path"), query["upload_id"])
-        async with aclosing(body.while_it_lasts()) as chunks:
-            size = await upload.append(chunks, offset, mode)
-        if body.cut_off:
-            raise ClientLeft
-        if complete:
-            await upload.complete()
-        exchange.fields = upload.shown(size, complete)
+        upload_id = files.parse_upload_id(exchange.query["upload_id"])
+        async with exchange.use() as inside:
+            async with aclosing(body.while_it_lasts()) as chunks:
+                part = await inside.files.append(path, upload_id, chunks, offset=offset, mode=mode)
+            if body.cut_off:
+                raise ClientLeft
+            if complete:
+                await inside.files.complete(path, upload_id, part.size)
+        exchange.fields = files.shown_upload(part.path, part.size, upload_id, complete)
         await exchange.answer(exchange.fields)
 
     async def _upload_offset(self, exchange: Exchange) -> None:
-        async with exchange.sandbox.use() as box:
-            upload = files.Resumable(box.files, exchange.query.get("path"), exchange.query.get("upload_id", ""))
-            await exchange.answer({**upload.shown(size := await upload.offset(), complete=False), "offset": size})
+        path, upload_id = _upload(exchange.query)
+        async with exchange.use() as inside:
+            part = await inside.files.uploaded(path, upload_id)
+        shown = files.shown_upload(part.path, part.size, upload_id, complete=False)
+        await exchange.answer({**shown, "offset": part.size})
 
     async def _upload_discard(self, exchange: Exchange) -> None:
-        async with exchange.sandbox.use() as box:
-            upload = files.Resumable(box.files, exchange.query.get("path"), exchange.query.get("upload_id", ""))
-            await upload.discard()
-        await exchange.answer(upload.shown(0, complete=False))
+        path, upload_id = _upload(exchange.query)
+        async with exchange.use() as inside:
+            gone = await inside.files.discard(path, upload_id)
+        await exchange.answer(files.shown_upload(gone.path, gone.size, upload_id, complete=False))
 
     async def _download(self, exchange: Exchange) -> None:
-        async with exchange.sandbox.use() as box:
-            info = await files.downloadable(box.files, exchange.query.get("path"))
-            exchange.fields = {"path": info.path, "size": info.size}
+        path = box_path(exchange.query.get("path"))
+        async with exchange.use() as inside:
+            size = await inside.files.size(path)
+            exchange.fields = {"path": path, "size": size}
             asked = header(exchange.scope, b"range")
-            part = parse_range(asked.decode("latin-1") if asked is not None else None, info.size)
+            part = parse_range(asked.decode("latin-1") if asked is not None else None, size)
             headers: Headers = [
                 (b"content-type", b"application/octet-stream"),
                 (b"content-disposition", b"attachment"),
@@ -268,13 +290,13 @@ class DataplaneSurface:
             status = HTTPStatus.OK
             if part is not None:
                 status = HTTPStatus.PARTIAL_CONTENT
-                headers.append((b"content-range", part.content_range(info.size).encode()))
-            part = part or ByteRange(0, info.size)
+                headers.append((b"content-range", part.content_range(size).encode()))
+            part = part or ByteRange(0, size)
             headers.append((b"content-length", b"%d" % part.length))
             if exchange.scope["method"] == "HEAD":
                 await exchange.start(status, headers)
                 return await exchange.body(b"")
-            sending = asyncio.ensure_future(_send_file(exchange, box.files, info.path, part, status, headers))
+            sending = asyncio.ensure_future(_send_file(exchange, inside.files, path, part, status, headers))
             await unless_left(exchange.receive, sending)
         if sending.cancelled():
             raise ClientLeft
@@ -282,40 +304,44 @@ class DataplaneSurface:
 
     async def _list(self, exchange: Exchange) -> None:
         exchange.fields = {"path": exchange.query.get("path")}
-        async with exchange.sandbox.use() as box:
-            await exchange.answer(await files.listing(box.files, exchange.query.get("path")))
+        async with exchange.use() as inside:
+            path, entries = await inside.files.list(box_path(exchange.query.get("path") or "."))
+        entries.sort(key=lambda info: info.path)
+        await exchange.answer({"path": path, "entries": [files.shown(info) for info in entries]})
 
     async def _stat(self, exchange: Exchange) -> None:
         exchange.fields = {"path": exchange.query.get("path")}
-        async with exchange.sandbox.use() as box:
-            await exchange.answer(files.shown(await box.files.stat(box_path(exchange.query.get("path")))))
+        async with exchange.use() as inside:
+            info = await inside.files.stat(box_path(exchange.query.get("path")))
+        await exchange.answer(files.shown(info))
 
     async def _mkdir(self, exchange: Exchange) -> None:
         path = box_path(_text(await exchange.described(), "path"))
         exchange.fields = {"path": path}
-        async with exchange.sandbox.use() as box:
-            await box.files.mkdir(path)
-        await exchange.answer({"path": path}, HTTPStatus.CREATED)
+        async with exchange.use() as inside:
+            made = await inside.files.mkdir(path)
+        await exchange.answer({"path": made}, HTTPStatus.CREATED)
 
     async def _remove(self, exchange: Exchange) -> None:
         asked = await exchange.described()
         path = box_path(_text(asked, "path"))
+        recursive = _flag(asked, "recursive", False)
         exchange.fields = {"path": path}
-        async with exchange.sandbox.use() as box:
-            await box.files.remove(path, recursive=_flag(asked, "recursive", False))
-        await exchange.answer({"path": path})
+        async with exchange.use() as inside:
+            removed = await inside.files.remove(path, recursive)
+        await exchange.answer({"path": removed})
 
     async def _move(self, exchange: Exchange) -> None:
         asked = await exchange.described()
         source, target = (box_path(_text(asked, name), name) for name in ("source", "target"))
         exchange.fields = {"path": source, "target": target}
-        async with exchange.sandbox.use() as box:
-            await box.files.rename(source, target)
+        async with exchange.use() as inside:
+            source, target = await inside.files.move(source, target)
         await exchange.answer({"source": source, "target": target})
 
 
 async def _send_file(
-    exchange: Exchange, there: Files, path: str, part: ByteRange, status: int, headers: Headers
+    exchange: Exchange, there: SandboxFiles, path: str, part: ByteRange, status: int, headers: Headers
 ) -> None:
     left = part.length
     async with aclosing(there.read(path, part.start, part.length)) as chunks:
@@ -345,6 +371,11 @@ def _query(scope: Scope) -> dict[str, str]:
     if len(query) != len(pairs):
         raise InvalidRequest("the query of the URL says the same thing twice")
     return query
+
+
+def _upload(query: Mapping[str, str]) -> tuple[str, str]:
+    """The file and the name of an upload in parts."""
+    return files.file_path(query.get("path")), files.parse_upload_id(query.get("upload_id"))
 
 
 def _text(asked: Mapping[str, Any], name: str) -> str | None:

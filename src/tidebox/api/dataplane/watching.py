@@ -13,12 +13,11 @@ from tidebox.api.dataplane import frames
 from tidebox.api.dataplane.connections import INTERNAL_ERROR, NORMAL, POLICY, Connection, Desk, revoked
 from tidebox.api.dataplane.frames import Request
 from tidebox.api.dataplane.paths import Target
-from tidebox.broker.sandboxes import Access
+from tidebox.broker.sandboxes import Access, Watch
 from tidebox.errors import CapabilityDenied, Conflict, TideboxError, Unauthorized
 from tidebox.files.watching import Change, Kind
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.sandbox import Capability
-from tidebox.runtime.base import Watch
 
 _log = structlog.get_logger("tidebox.api")
 
@@ -42,8 +41,8 @@ class WatchConnection(Connection):
             access.require(Capability.FS_READ)
             self._desk.audit.check()
             # Using it for a moment and no longer: who only watches does not keep a sandbox from being suspended.
-            async with access.sandbox.use() as box:
-                self._watch = await box.watch(self._path, self._recursive)
+            async with access.sandbox.use(context_of(self._scope).request_id) as inside:
+                self._watch = await inside.watch(self._path, self._recursive)
         except TideboxError as error:
             self._record(access, "sandbox.files.watch", error.code, path=self._path)
             await self._tell(error)

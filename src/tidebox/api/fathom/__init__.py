@@ -1,5 +1,25 @@
 """The Fathom execute protocol on ``/ws``: docs/fathom.md."""
 
-from tidebox.api.fathom.surface import FathomSurface
+from __future__ import annotations
 
-__all__ = ["FathomSurface"]
+from tidebox.api.asgi import Receive, Scope, Send
+from tidebox.api.fathom.surface import FathomSurface
+from tidebox.api.services import Services
+from tidebox.api.surface import Surface
+from tidebox.errors import Forbidden
+
+PATH = "/ws"
+
+
+def make_surface(services: Services) -> Surface:
+    """The protocol as the front sees it."""
+    return Surface(
+        name="fathom",
+        matches=lambda scope: scope["path"] == PATH,
+        app=FathomSurface(services) if services.settings.enable_execution else _refuse,
+        kinds=frozenset({"websocket"}),
+    )
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    raise Forbidden("execution is turned off on this server")

@@ -12,6 +12,7 @@ from collections import deque
 
 from tidebox.api.asgi import Send
 from tidebox.api.fathom import frames
+from tidebox.broker.output_log import Changes
 from tidebox.model.events import StreamName
 
 # Of a program's bytes in one frame; as JSON they may be six times as long.
@@ -50,7 +51,7 @@ class _Chunk:
 class Outbox:
     """The outgoing side of one connection."""
 
-    __slots__ = ("closed", "_send", "_max_frames", "_queue", "_size", "_writer", "_idle", "_waiting")
+    __slots__ = ("closed", "_send", "_max_frames", "_queue", "_size", "_writer", "_idle", "_changes")
 
     def __init__(self, send: Send, max_frames: int) -> None:
         self.closed = False
@@ -60,7 +61,7 @@ class Outbox:
         self._size = 0
         self._writer: asyncio.Task[None] | None = None
         self._idle: asyncio.Future[None] | None = None
-        self._waiting: list[asyncio.Future[None]] = []
+        self._changes = Changes()
 
     @property
     def full(self) -> bool:
@@ -102,16 +103,11 @@ class Outbox:
 
     async def changed(self, seconds: float | None = None) -> None:
         """Wait until something left, the client is gone, ``wake`` is called or the time is over."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        await asyncio.wait((waiter,), timeout=seconds)
+        await self._changes.wait(seconds)
 
     def wake(self) -> None:
         """Let everybody who waits look again."""
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._changes.wake()
 
     def _wake_writer(self) -> None:
         if self._idle is not None and not self._idle.done():
@@ -136,7 +132,7 @@ class Outbox:
                 await self._send({"type": "websocket.send", "text": frame, MORE: more})
                 if not more:
                     held_back = 0
-                if self._waiting and not self.full:
+                if self._changes.awaited and not self.full:
                     self.wake()
         except (OSError, RuntimeError):
             pass  # as a server says that the connection is gone, or is being closed; the reader is told so as well

@@ -1,20 +1,88 @@
 """The interpreter service: sessions, runs, their files, logs and artifacts, and what an admin sees of them.
 
-Imported only when the server is up: FastAPI and its models take longer to load than everything else together.
+Its routes are imported only when the server is up: FastAPI and its models take longer to load than everything else
+together.
 """
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends
+from typing import TYPE_CHECKING, Any
 
-from tidebox.api.interpreter import admin, artifacts, files, health, logs, runs, runtimes, sessions
-from tidebox.api.interpreter.common import PREFIX, once_each
+from tidebox.api.deferred import Deferred
+from tidebox.api.interpreter import paths
+from tidebox.api.surface import Surface
+from tidebox.model.limits import MIB
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from tidebox.api.asgi import App
+    from tidebox.api.services import Services
+
+# What a form or an archive adds to the files in it: a thousand of them with long names.
+_FORM_BYTES = 4 * MIB
 
 
-def make_router() -> APIRouter:
-    """Every route of the service."""
-    router = APIRouter(prefix=PREFIX)
+def make_surface(services: Services) -> Surface:
+    """The service's REST routes as the front sees them."""
+    settings = services.settings
+    return Surface(
+        name="rest",
+        matches=lambda scope: paths.is_service(scope["path"]),
+        routes=_make_router,
+        needs_credential=lambda path: path != paths.PUBLIC_HEALTH,
+        body_limits={
+            # Files and input are within its JSON.
+            paths.RUNS_PATH: settings.max_inline_body_bytes,
+            # They go to the disk, and what counts for them are the files.
+            paths.UPLOAD_PATH: settings.max_upload_mb * MIB + _FORM_BYTES,
+        },
+        describe=lambda document: _describe(document, services),
+        ready=services.broker.taken_up,
+    )
+
+
+def make_stream_surface(services: Services) -> Surface:
+    """The logs of runs as they are made. Its app knows a caller by a credential, or by a signed URL."""
+    return Surface(
+        name="interpreter",
+        matches=lambda scope: paths.run_of_stream(scope["path"]) is not None,
+        # Loaded together with the rest: until that is there nobody has a run.
+        app=Deferred(lambda: _make_stream(services)),
+        kinds=frozenset({"websocket"}),
+        needs_credential=lambda path: False,
+        ready=services.broker.taken_up,
+    )
+
+
+def _make_router() -> APIRouter:
+    from fastapi import APIRouter, Depends
+
+    from tidebox.api.common import once_each
+    from tidebox.api.interpreter import admin, artifacts, files, health, logs, runs, runtimes, sessions
+
+    router = APIRouter(prefix=paths.PREFIX)
     for part in (runtimes, sessions, runs, logs, artifacts, admin, health):
         router.include_router(part.router, dependencies=[Depends(once_each)])
     router.include_router(files.router)
     return router
+
+
+def _make_stream(services: Services) -> App:
+    from tidebox.api.interpreter.stream import StreamSurface
+
+    return StreamSurface(services)
+
+
+def _describe(document: dict[str, Any], services: Services) -> None:
+    """Name what this server is able to do."""
+    able = {
+        "spec_version": list(services.policy.supported_spec_versions),
+        "runtime": [info.name for info in services.runtimes.infos if info.available],
+        "network_policy": ["deny_all"],
+    }
+    schemas = document["components"]["schemas"]
+    for name in ("RunRequest", "SessionRequest"):
+        for field, values in able.items():
+            described = schemas[name]["properties"][field]
+            described.get("anyOf", [described])[0]["enum"] = values

@@ -11,7 +11,8 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BeforeValidator
 from starlette.responses import Response
 
-from tidebox.api.interpreter.common import AdminDep, ServicesDep, answer, errors, moment, whole
+from tidebox.api.common import AdminDep, ServicesDep, answer, errors, whole
+from tidebox.api.interpreter.common import moment
 from tidebox.api.interpreter.runs import RunId, shown_usage
 from tidebox.api.interpreter.schemas import (
     AdminRunDetails,

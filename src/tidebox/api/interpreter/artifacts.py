@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
 from tidebox.api.asgi import Receive, Scope, Send
-from tidebox.api.interpreter.common import CallerDep, ServicesDep, answer, errors, moment
+from tidebox.api.common import CallerDep, ServicesDep, answer, errors
+from tidebox.api.interpreter.common import moment
 from tidebox.api.interpreter.downloads import (
     CHUNK_BYTES,
     DOWNLOADED,

@@ -1,92 +1,9 @@
-"""What the routes of the service share: who asks, what they work with, and how they answer."""
+"""How several routes of the service show times and idempotency keys."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import msgspec
-from fastapi import Depends, Header, Request
-from starlette.responses import Response
-
-from tidebox.api.asgi import caller_of
-from tidebox.api.interpreter.schemas import ErrorEnvelope
-from tidebox.api.services import Services
-from tidebox.errors import Forbidden, InvalidRequest
-from tidebox.model.idempotency import MAX_KEY_LENGTH, Answered, Claim, fingerprint
+from tidebox.model.idempotency import Answered
 from tidebox.model.moments import iso_time
-from tidebox.model.principal import Caller
-
-PREFIX = "/api/v1/sandbox"
-
-_ERRORS = {
-    400: "The request is wrong; `details` says where.",
-    401: "No credential, or a wrong one.",
-    403: "The caller may not do this.",
-    404: "There is nothing of that name that the caller may see.",
-    409: "The idempotency key was used with another body, or the thing is not in a state that allows this.",
-    413: "More bytes than the server accepts.",
-    416: "The range asked for is not there.",
-    422: "A policy that nothing on this server can enforce.",
-    431: "The request line and headers are longer than the server reads.",
-    429: "The queue is full, the quota is used up, or there were too many requests; see `Retry-After`.",
-    503: "The runtime, the store or the whole server is not available.",
-}
-
-
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """How a route is described whose errors are these, and those that every route has."""
-    found: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({*statuses, 400, 401, 429, 431, 503}):
-        found[status] = {"model": ErrorEnvelope, "description": _ERRORS[status]}
-        if status == 429:
-            found[status]["headers"] = {
-                "Retry-After": {"description": "Seconds to wait before the next try.", "schema": {"type": "integer"}}
-            }
-    return found
-
-
-async def _services(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
-
-
-async def _caller(request: Request) -> Caller:
-    return caller_of(request.scope)
-
-
-async def _admin(request: Request) -> Caller:
-    caller = caller_of(request.scope)
-    if not caller.principal.is_admin:
-        raise Forbidden("only an admin may see this")
-    return caller
-
-
-async def once_each(request: Request) -> None:
-    """Refuse a query that says something twice: whoever looks at it next might take the other one."""
-    if request.scope["query_string"]:
-        names = [name for name, _ in request.query_params.multi_items()]
-        if len(set(names)) < len(names):
-            raise InvalidRequest("a query parameter is given more than once", field="query")
-
-
-ServicesDep = Annotated[Services, Depends(_services)]
-CallerDep = Annotated[Caller, Depends(_caller)]
-AdminDep = Annotated[Caller, Depends(_admin)]
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        description="The same key with the same body, within its time, is answered with what the first request made.",
-        min_length=1,
-        max_length=MAX_KEY_LENGTH,
-        pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$",
-    ),
-]
-
-
-def answer(content: Any, status: int = 200) -> Response:
-    """A JSON answer."""
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 def moment(seconds: float | None) -> str | None:
@@ -94,20 +11,8 @@ def moment(seconds: float | None) -> str | None:
     return None if seconds is None else iso_time(seconds)
 
 
-def claim_of(endpoint: str, caller: Caller, key: str | None, body: Any) -> Claim | None:
-    """The claim of a request that has an idempotency key."""
-    if key is None:
-        return None
-    return Claim(endpoint, caller.principal.user, key, fingerprint(body))
-
-
 def idempotency(key: str | None, answered: Answered | None) -> dict[str, str]:
     """The details of an answer to a request that has an idempotency key."""
     if key is None:
         return {}
     return {"idempotency_key_echo": key, "idempotency_status": "created" if answered is None else "replayed"}
-
-
-def whole(number: float) -> float:
-    """Whole numbers as such."""
-    return int(number) if float(number).is_integer() else round(number, 6)

@@ -15,11 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from tidebox.api.common import CallerDep, ErrorEnvelope, ServicesDep, answer, errors
 from tidebox.api.documents import check_values
-from tidebox.api.interpreter.common import CallerDep, ServicesDep, answer, errors, moment
+from tidebox.api.interpreter.common import moment
 from tidebox.api.interpreter.downloads import DOWNLOADED, Download, RangeHeader, answer_with
 from tidebox.api.interpreter.multipart import FormUpload
-from tidebox.api.interpreter.schemas import ErrorEnvelope, InlineFile
+from tidebox.api.interpreter.schemas import InlineFile
 from tidebox.api.interpreter.sources import GitRequest
 from tidebox.broker.planning import inline_files
 from tidebox.broker.uploads import Upload, Uploaded

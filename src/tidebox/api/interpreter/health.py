@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 import tidebox
-from tidebox.api.interpreter.common import CallerDep, ServicesDep, answer, errors
+from tidebox.api.common import CallerDep, ServicesDep, answer, errors
 from tidebox.api.interpreter.schemas import HealthAnswer, PublicHealth
 from tidebox.api.services import Services
 from tidebox.errors import StoreUnavailable

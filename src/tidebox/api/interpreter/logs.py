@@ -12,8 +12,8 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from tidebox.api.common import CallerDep, ServicesDep, errors
 from tidebox.api.interpreter import envelope
-from tidebox.api.interpreter.common import CallerDep, ServicesDep, errors
 from tidebox.api.interpreter.runs import RunId
 from tidebox.api.ranges import ByteRange, parse_range
 from tidebox.broker.frame import Frame, Gap

@@ -8,20 +8,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
-from tidebox.api.interpreter.common import (
-    CallerDep,
-    IdempotencyKey,
-    ServicesDep,
-    answer,
-    claim_of,
-    errors,
-    idempotency,
-    moment,
-    whole,
-)
+from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, answer, claim_of, errors, whole
+from tidebox.api.interpreter.common import idempotency, moment
 from tidebox.api.interpreter.schemas import CancelAnswer, PhaseName, RunAnswer, RunList, RunRequest
 from tidebox.api.interpreter.signing import stream_url
-from tidebox.api.routes import DocumentRoute
 from tidebox.api.services import Services
 from tidebox.broker.planning import RunOrder, inline_files
 from tidebox.broker.stdin import StdinRules

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from tidebox.api.interpreter.common import CallerDep, ServicesDep, answer, errors, whole
+from tidebox.api.common import CallerDep, ServicesDep, answer, errors, whole
 from tidebox.api.interpreter.schemas import RuntimesAnswer
 from tidebox.api.services import Services
 from tidebox.model.policy import TRUST_PROFILES

@@ -191,22 +191,6 @@ class RunRequest(_Terms):
         return self
 
 
-class ErrorBody(BaseModel):
-    """What went wrong."""
-
-    code: str
-    message: str
-    details: dict[str, Any]
-    retryable: bool
-    request_id: str
-
-
-class ErrorEnvelope(BaseModel):
-    """Every error answer of the server."""
-
-    error: ErrorBody
-
-
 class Details(BaseModel):
     """What became of the idempotency key, where one was given."""
 

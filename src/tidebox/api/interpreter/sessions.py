@@ -8,19 +8,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
-from tidebox.api.interpreter.common import (
-    CallerDep,
-    IdempotencyKey,
-    ServicesDep,
-    answer,
-    claim_of,
-    errors,
-    idempotency,
-    moment,
-    whole,
-)
+from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, answer, claim_of, errors, whole
+from tidebox.api.interpreter.common import idempotency, moment
 from tidebox.api.interpreter.schemas import SessionAnswer, SessionDeleted, SessionList, SessionRequest
-from tidebox.api.routes import DocumentRoute
 from tidebox.api.services import Services
 from tidebox.model.idempotency import Answered
 from tidebox.model.ids import new_id

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import binascii
 import contextlib
-import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Literal
@@ -22,10 +21,11 @@ import structlog
 from tidebox.api.asgi import Message, Receive, Scope, Send, context_of
 from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
 from tidebox.api.interpreter import envelope
+from tidebox.api.interpreter.paths import run_of_stream
 from tidebox.api.services import Services
 from tidebox.broker.frame import Frame
 from tidebox.broker.hub import Reader
-from tidebox.errors import InvalidRequest, NotFound, ShuttingDown, TideboxError, Unauthorized
+from tidebox.errors import InvalidRequest, ShuttingDown, TideboxError, Unauthorized
 from tidebox.model.log import Ended, Heartbeat
 from tidebox.model.principal import ADMIN_ROLE, Caller, Principal
 
@@ -33,7 +33,6 @@ _log = structlog.get_logger("tidebox.api")
 
 COMPONENT = "ws"
 SURFACE = "interpreter"
-_PATH = re.compile(r"/api/v1/sandbox/runs/([^/]+)/stream")
 _MAX_SEQ = 2**53
 _MAX_QUERY_FIELDS = 32
 _NORMAL, _GOING_AWAY, _INTERNAL_ERROR = 1000, 1001, 1011
@@ -70,10 +69,8 @@ class StreamSurface:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection, from the upgrade to its end."""
-        match = _PATH.fullmatch(scope["path"])
-        if match is None:
-            raise NotFound("there is no WebSocket at this path")
-        run_id = match[1]
+        run_id = run_of_stream(scope["path"])
+        assert run_id is not None
         query = _query(scope)
         caller = await self._caller(scope, run_id, query)
         await self._services.rate_limiter.check(caller.principal)

@@ -144,12 +144,15 @@ class Peer:
         except httpx2.HTTPError as error:
             raise self._failed(error) from None
 
-    async def connect(self, target: str, token: str) -> ClientConnection:
+    async def connect(self, target: str, token: str, request_id: str | None = None) -> ClientConnection:
         """A socket that was opened with a pass; raises ``Unauthorized`` where that is not good."""
+        headers = {"Authorization": f"Bearer {token}"}
+        if request_id is not None:
+            headers["X-Request-ID"] = request_id
         try:
             return await connect(
                 self.url.replace("http", "ws", 1) + target,
-                additional_headers={"Authorization": f"Bearer {token}"},
+                additional_headers=headers,
                 user_agent_header=f"tidebox/{tidebox.__version__}",
                 compression=None,
                 proxy=None,

@@ -15,17 +15,11 @@ import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
+from tidebox.broker.providers.remote_errors import ERRORS, PeerError, failure
+from tidebox.broker.providers.remote_files import RemoteFiles
+from tidebox.broker.sandbox_files import SandboxFiles
 from tidebox.broker.sandboxes import Inside, Pass
-from tidebox.errors import (
-    BoxGone,
-    ExecFailed,
-    FileOperationFailed,
-    InvalidRequest,
-    LimitOutOfRange,
-    ProviderUnavailable,
-    QuotaExceeded,
-    TideboxError,
-)
+from tidebox.errors import BoxGone, ProviderUnavailable
 from tidebox.files.watching import Change, Kind
 from tidebox.model.box import Command
 from tidebox.model.events import Event, Exited, Output, Started
@@ -38,18 +32,8 @@ if TYPE_CHECKING:
 
 _INPUT_BYTES = 128 * KIB
 _READY_SECONDS = 30.0
-_ERRORS: dict[str, type[TideboxError]] = {
-    "EXEC_FAILED": ExecFailed,
-    "INVALID_REQUEST": InvalidRequest,
-    "LIMIT_OUT_OF_RANGE": LimitOutOfRange,
-    "RATE_LIMITED": QuotaExceeded,
-    "BACKEND_UNAVAILABLE": BoxGone,
-}
-
-
-class _Error(msgspec.Struct):
-    code: str
-    message: str = ""
+# After these a program that was started will not go on; others answer a single frame.
+_FINAL = frozenset(ERRORS) - {"CONFLICT"}
 
 
 class _Frame(msgspec.Struct):
@@ -65,7 +49,7 @@ class _Frame(msgspec.Struct):
     path: str = ""
     entry: str = ""
     source: str | None = None
-    error: _Error | None = None
+    error: PeerError | None = None
 
 
 _decode = msgspec.json.Decoder(_Frame).decode
@@ -73,14 +57,20 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RemoteInside(Inside):
-    """What is done over sockets here is done over sockets there."""
+    """Programs and watches over sockets, files by requests, as clients of that server would."""
 
-    def __init__(self, sandbox: RemoteSandbox) -> None:
+    def __init__(self, sandbox: RemoteSandbox, request_id: str | None) -> None:
         self._sandbox = sandbox
+        self._request_id = request_id
+
+    @property
+    def files(self) -> SandboxFiles:
+        """Its files there."""
+        return RemoteFiles(self._sandbox, self._request_id)
 
     async def exec(self, command: Command) -> Exec:
         """Start a program."""
-        socket, _ = await self._sandbox.connect("/v1/exec/ws")
+        socket, _ = await self._sandbox.connect("/v1/exec/ws", self._request_id)
         wires = _Wires(socket)
         start: dict[str, Any] = {
             "type": "start",
@@ -101,13 +91,13 @@ class RemoteInside(Inside):
     async def watch(self, path: str, recursive: bool) -> Watch:
         """Be told of changes in a directory of the workspace."""
         query = urlencode({"path": path, "recursive": str(recursive).lower()})
-        socket, shown = await self._sandbox.connect(f"/v1/files/watch?{query}")
+        socket, shown = await self._sandbox.connect(f"/v1/files/watch?{query}", self._request_id)
         wires = _Wires(socket)
         try:
             async with asyncio.timeout(_READY_SECONDS):
                 while (frame := await wires.next()).type != "ready":
                     if frame.error is not None:
-                        raise _failure(frame.error)
+                        raise failure(frame.error)
         except TimeoutError:
             await wires.close()
             raise ProviderUnavailable("the server of the sandbox does not answer") from None
@@ -167,8 +157,8 @@ class RemoteExec(Exec):
                 elif frame.type == "exit":
                     self.ended = True
                     yield _exited(frame)
-                elif frame.error is not None and (not started or frame.error.code in _ERRORS):
-                    raise _failure(frame.error)
+                elif frame.error is not None and (not started or frame.error.code in _FINAL):
+                    raise failure(frame.error)
         except EOFError:
             raise _cut_off() from None
         finally:
@@ -215,7 +205,7 @@ class RemoteWatch(Watch):
             except EOFError:
                 return []
             if frame.error is not None:
-                raise _failure(frame.error)
+                raise failure(frame.error)
             try:
                 return [_change(frame)]
             except ValueError:
@@ -264,13 +254,6 @@ def _change(frame: _Frame) -> Change:
 
 def _relative(path: str) -> str:
     return path.removeprefix(WORKSPACE).lstrip("/")
-
-
-def _failure(error: _Error) -> TideboxError:
-    if error.code.startswith("FILE_") or error.code == "NO_SPACE":
-        return FileOperationFailed(error.message)
-    found = _ERRORS.get(error.code)
-    return found(error.message) if found is not None else ProviderUnavailable("the server of the sandbox refuses")
 
 
 def _cut_off() -> BoxGone:

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from tidebox.broker.providers.remote_inside import RemoteInside
-from tidebox.broker.sandboxes import LiveSandbox, Pass
+from tidebox.broker.sandboxes import Inside, LiveSandbox, Pass
 from tidebox.errors import BoxGone, ProviderUnavailable, Unauthorized
 from tidebox.model.principal import Actor
 from tidebox.model.sandbox import Capability
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RemoteSandbox(LiveSandbox):
-    """It is used through this server (``relay``), or by its clients themselves with passes that they are handed."""
+    """It is used through this server, or by its clients themselves with passes that they are handed."""
 
     frozen = False
 
@@ -62,18 +62,18 @@ class RemoteSandbox(LiveSandbox):
         """Whether it is used through this server."""
         return self._users > 0
 
-    def use(self) -> AbstractAsyncContextManager[RemoteInside]:
+    def use(self, request_id: str | None = None) -> AbstractAsyncContextManager[Inside]:
         """The sandbox, through this server."""
-        return self._use()
+        return self._use(request_id)
 
     @asynccontextmanager
-    async def _use(self) -> AsyncIterator[RemoteInside]:
+    async def _use(self, request_id: str | None) -> AsyncIterator[Inside]:
         if self._gone:
             raise BoxGone("the sandbox is gone", sandbox_id=self.id)
         self._users += 1
         self._on_use(0.0)
         try:
-            yield RemoteInside(self)
+            yield RemoteInside(self, request_id)
         finally:
             self._users -= 1
             self._on_use(0.0)
@@ -148,7 +148,7 @@ class RemoteSandbox(LiveSandbox):
     # Through this server
 
     @asynccontextmanager
-    async def relay(
+    async def send(
         self,
         method: str,
         target: str,
@@ -164,10 +164,10 @@ class RemoteSandbox(LiveSandbox):
                 raise await self.refused()
             yield answer
 
-    async def connect(self, target: str) -> tuple[ClientConnection, Pass]:
+    async def connect(self, target: str, request_id: str | None = None) -> tuple[ClientConnection, Pass]:
         """A socket of that server's dataplane, and the pass that it was opened with."""
         shown = await self.pass_()
         try:
-            return await self._provider.peer.connect(target, shown.token), shown
+            return await self._provider.peer.connect(target, shown.token, request_id), shown
         except Unauthorized:
             raise await self.refused() from None

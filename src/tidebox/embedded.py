@@ -202,6 +202,8 @@ async def run_on(
         artifacts=artifacts,
         cancel=cancel,
     )
+    if ending.not_started is not None:
+        collector.parts["stderr"].append(ending.not_started.stderr)
     return Result(
         outcome=ending.outcome,
         exit_code=ending.exit_code,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -12,7 +13,10 @@ import pytest
 
 from tests.boxes import is_root
 from tidebox.config import load_settings
-from tidebox.embedded import Engine, run_on
+from tidebox.embedded import Collector, Engine, run_on
+from tidebox.model.launch import plan_command
+from tidebox.model.limits import Limits
+from tidebox.model.result import ExecError
 
 Start = Callable[..., Coroutine[Any, Any, Engine]]
 READY = {
@@ -60,6 +64,20 @@ async def test_a_command_ends_the_same_whatever_was_ready(
 ) -> None:
     result = await run_on(await start(**READY[ready]), command=command, env={"A": "b"})
     assert (result.exit_code, result.stdout + result.stderr) == (code, text)
+
+
+@pytest.mark.parametrize("ready", READY)
+async def test_a_failed_exec_is_a_fact_and_not_read_off_the_output(start: Start, ready: str) -> None:
+    engine = await start(**READY[ready])
+    for command, code, not_started in (
+        (["no-such-program"], 127, ExecError("no-such-program", errno.ENOENT)),
+        (["/etc/passwd"], 126, ExecError("/etc/passwd", errno.EACCES)),
+        (["/etc/passwd/x"], 127, ExecError("/etc/passwd/x", errno.ENOTDIR)),
+        (["sh", "-c", "echo 'sh: No such file or directory' >&2; exit 127"], 127, None),
+    ):
+        await engine.pool.filled()
+        ending = await engine.run(plan_command(command), Collector(), limits=Limits())
+        assert (ending.exit_code, ending.not_started) == (code, not_started)
 
 
 async def test_a_cell_serves_once_and_is_replaced(start: Start) -> None:

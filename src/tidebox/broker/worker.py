@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tidebox.broker.failures import internal_error
-from tidebox.broker.first_words import FirstWords
 from tidebox.broker.hub import Channel
 from tidebox.broker.keeping import Keeper, Kept
 from tidebox.broker.logwriter import LogWriter
@@ -223,8 +222,6 @@ class Worker:
         self._meter.started(self.ticket.waited)
         channel.publish(PhaseChanged(Phase.STARTING))
 
-        first_words = FirstWords(self.work.launch)
-
         async def sink(event: Event) -> None:
             if isinstance(event, Started):
                 if self._startup is not None and not self._startup.expired():
@@ -234,7 +231,6 @@ class Worker:
                 return
             await self._told_of_beginning()
             if isinstance(event, Output):
-                first_words.note(event.data)
                 log.write(event.stream, event.data)
             elif isinstance(event, Exited):
                 log.flush()
@@ -251,6 +247,9 @@ class Worker:
                 order = await self._keeper.prepare(self._run, self.work, replace(order, kill=self._kill))
                 ending = await self._runner.run(order, sink, self._cancel)
                 self._kept = await self._keeper.keep(self._run, self.work, ending)
+                if ending.not_started is not None:
+                    await self._told_of_beginning()
+                    log.write("stderr", ending.not_started.stderr)
         except TideboxError as error:
             return conclusion_of_failure(error)
         except _Lost:
@@ -263,11 +262,11 @@ class Worker:
             self._startup = None
         if ending.outcome is Outcome.CANCELLED and (self._shut_down or self._verdict is not None):
             return replace(self._canceled(), signal=ending.signal, usage=ending.usage)
-        if ending.outcome is Outcome.EXITED and (failure := first_words.failure(ending.exit_code)) is not None:
+        if ending.outcome is Outcome.EXITED and ending.not_started is not None:
             return Conclusion(
                 phase=Phase.FAILED,
                 reason=Reason.EXEC_FAILED,
-                message=failure,
+                message=f"the command could not be executed: {ending.not_started.reason}",
                 exit_code=ending.exit_code,
                 usage=ending.usage,
             )

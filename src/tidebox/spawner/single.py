@@ -2,15 +2,17 @@
 
 Besides its hull, whose init only sleeps, such a box is one process: forked from the template into the namespaces of the
 hull, it sets the box up around itself, gives up every power, waits for its order on its standard input and becomes the
-program. Until then it runs nothing but our code, and by then it holds nothing but its streams. That it is to be a
-Python of ours may be said when the box is ordered; what that is to run comes through the standard input all the same.
+program. Until then it runs nothing but our code, and by then it holds nothing but its streams: the control socket by
+which it reports an exec that failed is closed by the one that succeeds, and before a Python program of ours begins.
+That it is to be a Python of ours may be said when the box is ordered; what that is to run comes through the standard
+input all the same.
 
 What it does is a list of calls that the template has made ready: a process that was just forked has to copy every page
 it writes to, and code that runs for the first time writes to many.
 
 The template is the parent of all these programs. Through a socket per box that no program ever holds the box tells that
-it stands, and the template how its program ended; signals come down that way. The template never sees a program: what
-is in its memory is in that of all later boxes.
+it stands, or that its program cannot be executed, and the template how its program ended; signals come down that way.
+The template never sees a program: what is in its memory is in that of all later boxes.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ class Single:
         start = child.Start(program["argv"], env, program["cwd"], self._user, rlimits, False)
         start.stdio = (0, 1, 2)
         start.apart = True
+        start.keeps_status = True
         return start
 
 
@@ -229,7 +232,7 @@ class SingleBoxes:
             steps.run(single.set_up)
             steps.run(last)
             if order.builtin is not None:
-                single.setup.builtins[order.builtin[0]](order.builtin[1:])
+                single.setup.builtins[order.builtin[0]](order.builtin[1:], _CONTROL)
             start = single.await_order()
             if start is None:
                 os._exit(0)
@@ -278,12 +281,11 @@ def _taking_devices(order: BoxOrder) -> list[Prepared]:
 
 
 def _announcing(order: BoxOrder) -> list[Prepared]:
-    """Tell that the box stands; what has no more to tell lets go of the socket too."""
+    """Tell that the box stands, and keep only what the process needs to tell that it cannot become the program."""
     ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _PAIR.pack(_HULL, _WORKSPACE))]
-    kept = _HULL if order.builtin is None else _CONTROL
     return [
         ("tell that the box stands", _control.sendmsg, ([order.announcement], ancillary, _socket.MSG_NOSIGNAL)),
-        ("keep nothing", os.closerange, (kept, _WORKSPACE + 1)),
+        ("keep the control socket", os.closerange, (_HULL, _WORKSPACE + 1)),
     ]
 
 

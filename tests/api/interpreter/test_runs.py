@@ -92,6 +92,12 @@ def test_runs_on_their_own_share_nothing(ada: Service) -> None:
         ({"command": ["no-such-program"]}, "failed", 127, "exec_failed"),
         ({"command": ["/etc/passwd"]}, "failed", 126, "exec_failed"),
         ({"command": ["sh", "-c", "no-such-program"]}, "failed", 127, "exit_code_nonzero"),
+        (
+            {"command": ["sh", "-c", "echo 'sh: No such file or directory' >&2; exit 127"]},
+            "failed",
+            127,
+            "exit_code_nonzero",
+        ),
         ({"command": HELLO, "base_image": "nosuch:1"}, "failed", None, "image_pull_failed"),
         ({"command": ["sleep", "60"], "timeout_sec": 0.5}, "timed_out", None, "execution_timeout"),
         (
@@ -119,6 +125,7 @@ def test_how_runs_end(ada: Service, body: dict[str, Any], phase: str, exit_code:
 def test_exec_failures_look_the_same_with_files(ada: Service) -> None:
     run = ada.run(["no-such-program"], files=[file("a", b"")])
     assert (run["phase"], run["exit_code"], run["reason_code"]) == ("failed", 127, "exec_failed")
+    assert ada.log(run["run_id"]) == "no-such-program: No such file or directory\n"
 
 
 def test_a_start_that_takes_too_long(start_server: Callable[..., RunningServer]) -> None:

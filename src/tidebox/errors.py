@@ -278,10 +278,17 @@ class UnsupportedOperation(TideboxError):
 
 
 class FileOperationFailed(TideboxError):
-    """A file operation in the box failed; the message is the agent's."""
+    """A file operation in the box failed; the message is the agent's.
+
+    ``errno`` is why the kernel refused it; None where it did not, or the agent does not tell.
+    """
 
     code = "file_operation_failed"
     http_status = 422
+
+    def __init__(self, message: str, *, errno: int | None = None, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.errno = errno
 
 
 class ConnectFailed(TideboxError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 from dataclasses import replace
 from http import HTTPStatus
 from typing import NamedTuple
@@ -17,8 +16,6 @@ _CODES = {"unauthorized": "UNAUTHENTICATED", "quota_exceeded": "RATE_LIMITED"}
 _UNAVAILABLE = frozenset(
     {"box_gone", "provider_unavailable", "audit_unavailable", "shutting_down", "store_unavailable"}
 )
-# As the agent ends its texts.
-_ERRNO = re.compile(r"\(os error (\d{1,4})\)$")
 
 
 class _Kind(NamedTuple):
@@ -52,17 +49,11 @@ _FILE_KINDS = {
 }
 
 
-def file_errno(error: FileOperationFailed) -> int | None:
-    """Why the kernel refused a file operation, where it did."""
-    match = _ERRNO.search(error.message)
-    return int(match[1]) if match else None
-
-
 def problem_of(error: BaseException) -> Problem:
     """What to say of ``error``."""
     problem = problems.of_error(error)
     if isinstance(error, FileOperationFailed):
-        kind = _FILE_KINDS.get(file_errno(error) or 0)
+        kind = _FILE_KINDS.get(error.errno or 0)
         if kind is not None:
             return replace(problem, status=kind.status, code=kind.code)
     return words(problem)

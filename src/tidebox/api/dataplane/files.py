@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tidebox.api.dataplane.commands import box_path
-from tidebox.api.dataplane.failures import file_errno
 from tidebox.errors import Conflict, FileOperationFailed, InvalidRequest
 from tidebox.model.box import FileInfo
 from tidebox.model.ids import new_id
@@ -100,7 +99,7 @@ class Resumable:
         try:
             return (await self._files.stat(self._partial)).size
         except FileOperationFailed as error:
-            if file_errno(error) == errno.ENOENT:
+            if error.errno == errno.ENOENT:
                 return 0
             raise
 
@@ -140,7 +139,7 @@ async def _write(files: Files, path: str, body: AsyncIterator[bytes], mode: int,
         return await files.write(path, body, mode, offset)
     except FileOperationFailed as error:
         # The file is opened before anything of the body is taken.
-        if file_errno(error) != errno.ENOENT:
+        if error.errno != errno.ENOENT:
             raise
     await files.mkdir(posixpath.dirname(path))
     return await files.write(path, body, mode, offset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import errno
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -44,6 +45,13 @@ _ERRORS: dict[str, type[TideboxError]] = {
     "LIMIT_OUT_OF_RANGE": LimitOutOfRange,
     "RATE_LIMITED": QuotaExceeded,
     "BACKEND_UNAVAILABLE": BoxGone,
+}
+# What a code of the dataplane means here, so that it is answered by the same code.
+_ERRNOS = {
+    "FILE_NOT_FOUND": errno.ENOENT,
+    "FILE_ACCESS_DENIED": errno.EACCES,
+    "FILE_CONFLICT": errno.EEXIST,
+    "NO_SPACE": errno.ENOSPC,
 }
 
 
@@ -268,7 +276,7 @@ def _relative(path: str) -> str:
 
 def _failure(error: _Error) -> TideboxError:
     if error.code.startswith("FILE_") or error.code == "NO_SPACE":
-        return FileOperationFailed(error.message)
+        return FileOperationFailed(error.message, errno=_ERRNOS.get(error.code))
     found = _ERRORS.get(error.code)
     return found(error.message) if found is not None else ProviderUnavailable("the server of the sandbox refuses")
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tidebox.broker.failures import internal_error
 from tidebox.broker.hub import Channel
-from tidebox.broker.keeping import Keeper, Kept
+from tidebox.broker.keeping import Keeper, RunFiles
 from tidebox.broker.logwriter import LogWriter
 from tidebox.broker.meter import Meter
 from tidebox.broker.scheduler import Place, Scheduler, Ticket
@@ -86,7 +86,7 @@ class Worker:
         self._meter = meter
         self._on_step = on_step
         self._keeper = keeper
-        self._kept = Kept()
+        self._files = RunFiles()
         self._verdict: Conclusion | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
@@ -176,8 +176,8 @@ class Worker:
                 time.time(),
                 log_bytes=log.written,
                 log_truncated=log.truncated,
-                artifact_bytes=self._kept.artifact_bytes,
-                left_out=self._kept.left_out,
+                artifact_bytes=self._files.artifact_bytes,
+                left_out=self._files.left_out,
             )
             return await self._advance(step)
         except _Lost:
@@ -185,6 +185,7 @@ class Worker:
         finally:
             if self.stdin is not None:
                 self.stdin.close()
+            await self._files.close()
 
     def _input_broken(self, rule: str) -> None:
         if self._channel is not None and not self._channel.over:
@@ -244,9 +245,10 @@ class Worker:
                 self._startup = startup
                 if self._cancel.is_set():
                     return self._canceled()
-                order = await self._keeper.prepare(self._run, self.work, replace(order, kill=self._kill))
+                self._files = self._keeper.run_files(self._run, self.work)
+                await self._files.open()
+                order = self._files.order(replace(order, kill=self._kill))
                 ending = await self._runner.run(order, sink, self._cancel)
-                self._kept = await self._keeper.keep(self._run, self.work, ending)
                 if ending.not_started is not None:
                     await self._told_of_beginning()
                     log.write("stderr", ending.not_started.stderr)

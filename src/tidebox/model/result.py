@@ -82,6 +82,11 @@ class Result:
         return self.stdout.decode("utf-8", "replace")
 
 
+def exit_status(exit_code: int | None, signal: int | None) -> int | None:
+    """One number for how a program ended, as a shell tells it: its exit code, or 128 and the signal that killed it."""
+    return exit_code if exit_code is not None or signal is None else 128 + signal
+
+
 def conclude(*, exit_code: int | None, signal: int | None, oom_kills: int) -> Outcome:
     """The outcome of a program that was not stopped from outside.
 

@@ -21,6 +21,7 @@ from tidebox.model.box import Command
 from tidebox.model.events import Exited, Output, Started, StreamName
 from tidebox.model.ids import new_id
 from tidebox.model.limits import KIB, MIB
+from tidebox.model.result import exit_status
 from tidebox.model.sandbox import Capability
 from tidebox.runtime.base import Exec
 
@@ -357,7 +358,7 @@ def ending(exited: Exited, seconds: float) -> dict[str, Any]:
     if (kills := counted.get("oom_kills")) is not None:
         usage["oom_kills"] = kills
     return {
-        "exit_code": exited.code,
+        "exit_code": exit_status(exited.code, exited.signal),
         "signal": frames.signal_name(exited.signal),
         "duration_ms": round(seconds * 1000),
         "resource_usage": usage,

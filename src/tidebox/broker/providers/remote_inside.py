@@ -261,7 +261,7 @@ def _exited(frame: _Frame) -> Exited:
         )
         if name in counted
     }
-    return Exited(frame.exit_code, number, usage)
+    return Exited(frame.exit_code if number is None else None, number, usage)
 
 
 def _change(frame: _Frame) -> Change:

@@ -87,6 +87,10 @@ class Files(abc.ABC):
     async def rename(self, source: str, target: str) -> None:
         """Move a file or directory, replacing a file at the target."""
 
+    @abc.abstractmethod
+    async def real_path(self, path: str) -> str:
+        """The path without links and ``..``; its last name need not exist."""
+
 
 class Watch(abc.ABC):
     """Tells what changes in a directory of a box's workspace, from the moment on that there is one."""

@@ -60,6 +60,22 @@ def parse_offset(text: str | None) -> int:
     return int(text)
 
 
+async def without_dots(files: Files, path: str) -> str:
+    """The path as it is answered: without ``..``, which leads elsewhere after a link than its text says.
+
+    What follows the last one is left as it is, links too. Where nothing is found there the path is as it was given.
+    """
+    parts = path.split("/")
+    if ".." not in parts:
+        return path
+    end = len(parts) - parts[::-1].index("..")
+    try:
+        directory = await files.real_path("/".join(parts[:end]))
+    except FileOperationFailed:
+        return path
+    return posixpath.join(directory, *parts[end:])
+
+
 def _split(path: str | None) -> tuple[str, str]:
     whole = box_path(path)
     parent, name = posixpath.split(whole)
@@ -80,7 +96,7 @@ async def upload(files: Files, path: str | None, body: AsyncIterator[bytes], mod
     except BaseException:
         await _discard(files, temporary)
         raise
-    return {"path": target, "size": size}
+    return {"path": await without_dots(files, target), "size": size}
 
 
 class Resumable:
@@ -120,9 +136,10 @@ class Resumable:
         """Give the upload up."""
         await self._files.remove(self._partial)
 
-    def shown(self, size: int, complete: bool) -> dict[str, Any]:
+    async def shown(self, size: int, complete: bool) -> dict[str, Any]:
         """The upload as clients see it."""
-        return {"path": self._target, "size": size, "upload_id": self._upload_id, "complete": complete}
+        path = await without_dots(self._files, self._target)
+        return {"path": path, "size": size, "upload_id": self._upload_id, "complete": complete}
 
 
 async def _mode_of(files: Files, path: str) -> int:
@@ -154,7 +171,7 @@ async def _discard(files: Files, path: str) -> None:
 
 async def listing(files: Files, path: str | None) -> dict[str, Any]:
     """The entries of a directory, by name."""
-    where = box_path(path or ".")
+    where = await without_dots(files, box_path(path or "."))
     found = sorted(await files.list(where), key=lambda info: info.path)
     return {"path": where, "entries": [shown(info) for info in found]}
 

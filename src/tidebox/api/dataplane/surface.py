@@ -239,19 +239,21 @@ class DataplaneSurface:
             raise ClientLeft
         if complete:
             await upload.complete()
-        exchange.fields = upload.shown(size, complete)
+        exchange.fields = await upload.shown(size, complete)
         await exchange.answer(exchange.fields)
 
     async def _upload_offset(self, exchange: Exchange) -> None:
         async with exchange.sandbox.use() as box:
             upload = files.Resumable(box.files, exchange.query.get("path"), exchange.query.get("upload_id", ""))
-            await exchange.answer({**upload.shown(size := await upload.offset(), complete=False), "offset": size})
+            size = await upload.offset()
+            await exchange.answer({**await upload.shown(size, complete=False), "offset": size})
 
     async def _upload_discard(self, exchange: Exchange) -> None:
         async with exchange.sandbox.use() as box:
             upload = files.Resumable(box.files, exchange.query.get("path"), exchange.query.get("upload_id", ""))
             await upload.discard()
-        await exchange.answer(upload.shown(0, complete=False))
+            discarded = await upload.shown(0, complete=False)
+        await exchange.answer(discarded)
 
     async def _download(self, exchange: Exchange) -> None:
         async with exchange.sandbox.use() as box:
@@ -288,30 +290,35 @@ class DataplaneSurface:
     async def _stat(self, exchange: Exchange) -> None:
         exchange.fields = {"path": exchange.query.get("path")}
         async with exchange.sandbox.use() as box:
-            await exchange.answer(files.shown(await box.files.stat(box_path(exchange.query.get("path")))))
+            path = await files.without_dots(box.files, box_path(exchange.query.get("path")))
+            await exchange.answer(files.shown(await box.files.stat(path)))
 
     async def _mkdir(self, exchange: Exchange) -> None:
         path = box_path(_text(await exchange.described(), "path"))
         exchange.fields = {"path": path}
         async with exchange.sandbox.use() as box:
             await box.files.mkdir(path)
-        await exchange.answer({"path": path}, HTTPStatus.CREATED)
+            made = await files.without_dots(box.files, path)
+        await exchange.answer({"path": made}, HTTPStatus.CREATED)
 
     async def _remove(self, exchange: Exchange) -> None:
         asked = await exchange.described()
         path = box_path(_text(asked, "path"))
         exchange.fields = {"path": path}
         async with exchange.sandbox.use() as box:
+            removed = await files.without_dots(box.files, path)
             await box.files.remove(path, recursive=_flag(asked, "recursive", False))
-        await exchange.answer({"path": path})
+        await exchange.answer({"path": removed})
 
     async def _move(self, exchange: Exchange) -> None:
         asked = await exchange.described()
         source, target = (box_path(_text(asked, name), name) for name in ("source", "target"))
         exchange.fields = {"path": source, "target": target}
         async with exchange.sandbox.use() as box:
+            left = await files.without_dots(box.files, source)
             await box.files.rename(source, target)
-        await exchange.answer({"source": source, "target": target})
+            reached = await files.without_dots(box.files, target)
+        await exchange.answer({"source": left, "target": reached})
 
 
 async def _send_file(

@@ -102,6 +102,13 @@ class LinkFiles(Files):
         """Move a file or directory."""
         await self.call(wire.Rename(src=source, dst=target))
 
+    async def real_path(self, path: str) -> str:
+        """The path without links and ``..``."""
+        answer = await self.call(wire.RealPath(path=path))
+        if not isinstance(answer, wire.PathData):
+            raise _wrong_answer()
+        return answer.path
+
     async def _open(self, path: str, options: wire.OpenOptions) -> int:
         answer = await self.call(wire.OpenFile(path=path, options=options))
         if not isinstance(answer, wire.HandleData):

@@ -59,6 +59,7 @@ class Engine:
                 python=settings.python,
                 allow_weak_isolation=settings.allow_weak_isolation,
                 allow_nested_filters=settings.allow_nested_filters,
+                max_processes=settings.ulimit_nproc,
                 environment=session_environment(),
             )
         )

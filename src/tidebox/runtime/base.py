@@ -205,6 +205,8 @@ class RuntimeSettings:
     """The interpreter of Python programs in the image ``host``, where the one that is found will not do."""
     allow_weak_isolation: bool = False
     allow_nested_filters: bool = False
+    max_processes: int = 512
+    """RLIMIT_NPROC of boxes that are not made for more."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What tells where programs and the login session of this process are."""
 
@@ -218,6 +220,8 @@ class Runtime(abc.ABC):
     version: str | None = None
     interpreters: Mapping[str, str]
     """The interpreters of its default image: the commands that start them, and where they are."""
+    max_processes: int = 0
+    """How many processes a box that is not made for more may have."""
 
     @abc.abstractmethod
     def __init__(self, settings: RuntimeSettings) -> None: ...

@@ -201,6 +201,9 @@ class Bindings:
         if held.over:
             raise Over
         if held.starting is None:
+            if held.sandbox is not None:
+                # It may be known to be gone before it has said so.
+                self._provisioner.lose(held, held.sandbox)
             held.go(SandboxState.PROVISIONING)
             self._start(held, self._provisioner.provision(held, self._provisioner.candidates(held.binding)))
         task = held.starting
@@ -220,6 +223,8 @@ class Bindings:
     def _start(self, held: Held, work: Coroutine[Any, Any, None]) -> None:
         def done(task: asyncio.Task[None]) -> None:
             held.starting = None
+            if held.binding.state is SandboxState.PROVISIONING and not held.over:
+                held.go(SandboxState.FAILED)
             error = None if task.cancelled() else task.exception()
             if error is not None and not isinstance(error, (TideboxError, Over)):
                 internal_error("the making of a sandbox", error)
@@ -378,13 +383,14 @@ class Bindings:
             self._provisioner.record("sandbox.access.expired", held.binding, "expired")
             await asyncio.shield(self._end(held, keep=True))
             return
-        if following is SandboxState.SUSPENDED and held.usable is not None:
-            assert sandbox is not None
-            if await sandbox.suspend():
+        if following is SandboxState.SUSPENDED:
+            # Somebody may need it, or it may be lost, while it is frozen.
+            usable = held.usable
+            if usable is not None and await usable.suspend() and held.binding.state is SandboxState.IDLE:
                 held.go(SandboxState.SUSPENDED)
-        elif following is not None:
-            held.go(following)
-            if sandbox is not None and following is SandboxState.IDLE:
+        elif following is SandboxState.IDLE:
+            held.go(SandboxState.IDLE)
+            if sandbox is not None:
                 sandbox.doubted()
         if held.unsaved and not held.over:
             held.unsaved = False

@@ -109,7 +109,7 @@ class Provisioner:
             self.discard(sandbox)
             raise Over
         self._check_id(held, provider, sandbox)
-        sandbox.bind(held.binding.id, lambda seconds: self._used(held, seconds))
+        sandbox.bind(held.binding.id, lambda seconds: self._used(held, sandbox, seconds))
         known = held.binding.sandbox_id
         held.recreated, held.had_sandbox, held.told = held.had_sandbox and sandbox.id != known, True, False
         held.sandbox = sandbox
@@ -117,9 +117,9 @@ class Provisioner:
             replace(held.binding, sandbox_id=sandbox.id, provider=provider.name), time.time()
         )
         held.go(SandboxState.ACTIVE)
-        sandbox.on_gone(lambda: self._lost(held, sandbox))
+        sandbox.on_gone(lambda: self.lose(held, sandbox))
         if sandbox.gone:
-            self._lost(held, sandbox)
+            self.lose(held, sandbox)
         if provider.keeps:
             await self._save(held)
         for name in held.asked - {provider.name}:
@@ -144,16 +144,17 @@ class Provisioner:
             held.unsaved = True
             raise
 
-    def _used(self, held: Held, seconds_ago: float) -> None:
+    def _used(self, held: Held, sandbox: LiveSandbox, seconds_ago: float) -> None:
         at = time.time() - seconds_ago
         if at > held.binding.active_at:
             held.binding = replace(held.binding, active_at=at)
-            if seconds_ago < self._terms.idle_timeout:
-                held.go(SandboxState.ACTIVE)
+            # What is lost may still be told of, when another one is being made or all is over.
+            if seconds_ago < self._terms.idle_timeout and held.sandbox is sandbox and held.binding.state.live:
+                held.used()
 
-    def _lost(self, held: Held, sandbox: LiveSandbox) -> None:
-        """A sandbox is gone by itself; the binding stays."""
-        if held.over or held.sandbox is not sandbox:
+    def lose(self, held: Held, sandbox: LiveSandbox) -> None:
+        """A sandbox is gone by itself; the binding stays. Harmless where that is known."""
+        if held.over or held.sandbox is not sandbox or not held.binding.state.live:
             return
         held.go(SandboxState.FAILED)
         self.record("sandbox.access.lost", held.binding, "box_gone")

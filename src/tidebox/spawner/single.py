@@ -44,6 +44,8 @@ _REPORT = Struct("=iqq")
 _ORDER_SIZE = Struct("=I")
 _PAIR = Struct("2i")
 _LARGEST_SIGNAL = 4096
+# How many hulls are taken for one box where they are found dead: more than are kept ready.
+_MOST_HULLS = 8
 
 
 class Single:
@@ -124,27 +126,55 @@ class SingleBoxes:
 
     def open(self, order: BoxOrder) -> None:
         """Make a box; OSError if that fails."""
-        hull = self._take_hull(order.number)
+        box = self._cloned(order)
         try:
-            first, last = _entering(order, hull), _announcing(order)
-            sys_.enter_namespace(hull.pidfd, sys_.CLONE_NEWPID)
-            self._oom_score.raise_it()
-            try:
-                pid, program = sys_.clone(0, order.cgroup_directory)
-                if pid == 0:
-                    self._live(order, first, last)
-            finally:
-                self._oom_score.restore()
-                sys_.enter_namespace(self._own_pids, sys_.CLONE_NEWPID)
+            self._watch(box.program, lambda: self._on_end(box))
+            self._watch(box.control, lambda: self._on_control(box))
         except OSError:
-            hull.sink()
+            self._give_up(box)
             raise
-        control, *others = order.descriptors
-        for descriptor in others:
+        for descriptor in order.descriptors[1:]:
             os.close(descriptor)
-        box = _Box(control, hull, pid, program)
-        self._watch(program, lambda: self._on_end(box))
-        self._watch(control, lambda: self._on_control(box))
+
+    def _cloned(self, order: BoxOrder) -> _Box:
+        left = _MOST_HULLS
+        while True:
+            hull = self._hulls.take()
+            try:
+                ids.map_box(hull.pid, order.number, self._two_ids)
+                pid, program = self._clone(order, hull)
+                return _Box(order.descriptors[0], hull, pid, program)
+            except OSError:
+                # Somebody may have killed it, while it waited or just now.
+                left -= 1
+                dead = hull.is_dead()
+                hull.sink()
+                if not (dead and left):
+                    raise
+
+    def _clone(self, order: BoxOrder, hull: Hull) -> tuple[int, int]:
+        """The process that becomes the program: its pid, and the descriptor of that."""
+        first, last = _entering(order, hull), _announcing(order)
+        sys_.enter_namespace(hull.pidfd, sys_.CLONE_NEWPID)
+        try:
+            self._oom_score.raise_it()
+            pid, program = sys_.clone(0, order.cgroup_directory)
+            if pid == 0:
+                self._live(order, first, last)
+        finally:
+            self._oom_score.restore()
+            sys_.enter_namespace(self._own_pids, sys_.CLONE_NEWPID)
+        return pid, program
+
+    def _give_up(self, box: _Box) -> None:
+        """End a box whose descriptors cannot be watched; those of its order stay open."""
+        if box.program in self._watched:
+            self._epoll.unregister(box.program)
+            del self._watched[box.program]
+        box.hull.sink()
+        _signal.pidfd_send_signal(box.program, _signal.SIGKILL)
+        sys_.wait(box.pid)
+        os.close(box.program)
 
     def refuse(self, order: BoxOrder, failure: steps.StepFailed) -> None:
         """Tell why there is no such box."""
@@ -152,18 +182,6 @@ class SingleBoxes:
             os.write(order.ends[0], channel.pack({"re": order.request, **failure.told()}))
         except OSError:
             pass  # nobody wants it any more
-
-    def _take_hull(self, number: int) -> Hull:
-        while True:
-            hull = self._hulls.take()
-            try:
-                ids.map_box(hull.pid, number, self._two_ids)
-                return hull
-            except FileNotFoundError:
-                hull.sink()  # somebody killed it while it waited
-            except OSError:
-                hull.sink()
-                raise
 
     def handle(self, fd: int) -> None:
         """Something happened to a watched descriptor."""
@@ -174,8 +192,8 @@ class SingleBoxes:
             self._watched[fd]()
 
     def _watch(self, fd: int, callback: Callable[[], None]) -> None:
-        self._watched[fd] = callback
         self._epoll.register(fd, select.EPOLLIN)
+        self._watched[fd] = callback
 
     def _let_go(self, fd: int) -> int:
         # Closing is not enough: a clone may still hold a copy, and epoll would go on reporting a number that means

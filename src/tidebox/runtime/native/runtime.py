@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 import os
@@ -120,7 +121,10 @@ class NativeRuntime(Runtime):
             try:
                 return await self._open(spec, image, first, first_input, spare)
             except ProvisionFailed as error:
-                if error.details.get("step") not in ("spawner", "template"):
+                step = error.details.get("step")
+                if step == "enter the hull" and error.details.get("errno") == errno.ESRCH:
+                    continue  # somebody killed its init meanwhile
+                if step not in ("spawner", "template"):
                     raise
                 # The spawner or a template was killed under us; as a rule there is a new one by the time we ask again.
                 self._forget_templates()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -17,11 +21,18 @@ from tidebox.broker.bindings import Bindings
 from tidebox.broker.held import Ask, Held, Mode
 from tidebox.broker.leases import Terms
 from tidebox.broker.providers.base import Provider, Providers
+from tidebox.broker.providers.local import LocalProvider
+from tidebox.broker.providers.peer import Peer
 from tidebox.broker.sandboxes import Inside, LiveSandbox, Pass
-from tidebox.errors import InternalError
+from tidebox.broker.stock import Stock
+from tidebox.errors import InternalError, ProviderUnavailable, ProvisionFailed
+from tidebox.model.box import BoxSpec
 from tidebox.model.ids import new_id
 from tidebox.model.principal import Actor
+from tidebox.model.providers import AUTO
+from tidebox.model.runtimes import Features
 from tidebox.model.sandbox import TRANSITIONS, Binding, Capability, SandboxState, Scope, ScopeType
+from tidebox.runtime.base import Box, Runtime
 from tidebox.store.memory import MemoryStore
 
 ASK = Ask(scope=Scope(ScopeType.THREAD, "t"), mode=Mode.ENSURE)
@@ -81,11 +92,13 @@ class Toy(LiveSandbox):
 class Maker(Provider):
     """Makes toys when it may."""
 
-    name = "toys"
     keeps = False
     up = True
+    busy = False
+    silent_for = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "toys") -> None:
+        self.name = name
         self.made: list[Toy] = []
         self.open = asyncio.Event()
         self.open.set()
@@ -120,6 +133,11 @@ def maker() -> Maker:
 
 
 @pytest.fixture
+def other() -> Maker:
+    return Maker("others")
+
+
+@pytest.fixture
 async def audit(tmp_path: Path) -> Audit:
     audit = Audit(tmp_path / "audit")
     await audit.start()
@@ -127,9 +145,9 @@ async def audit(tmp_path: Path) -> Audit:
 
 
 @pytest.fixture
-async def bindings(maker: Maker, audit: Audit) -> AsyncIterator[Bindings]:
+async def bindings(maker: Maker, other: Maker, audit: Audit) -> AsyncIterator[Bindings]:
     terms = Terms(idle_timeout=0.01, grace=3600.0)
-    made = Bindings(store=MemoryStore(), audit=audit, providers=Providers([maker]), terms=terms)
+    made = Bindings(store=MemoryStore(), audit=audit, providers=Providers([maker, other]), terms=terms)
     await made.start()
     yield made
     await made.close()
@@ -227,3 +245,83 @@ async def test_what_happens_while_a_sandbox_is_frozen_stands(bindings: Bindings,
     toy.may_suspend.set()
     await looking
     assert state_of(held) is (SandboxState.ACTIVE if meanwhile == "used" else SandboxState.FAILED)
+
+
+async def test_a_busy_provider_is_passed_over(bindings: Bindings, maker: Maker, other: Maker) -> None:
+    maker.busy = True
+    held, sandbox = await bindings.obtain(ADA, ASK)
+    assert (held.binding.provider, [sandbox], maker.made) == ("others", other.made, [])
+    other.up = False
+    held, _ = await bindings.obtain(ADA, replace(ASK, scope=Scope(ScopeType.THREAD, "busy but up")))
+    assert held.binding.provider == "toys"
+
+
+async def test_a_busy_stock_is_a_busy_provider() -> None:
+    opened = asyncio.Event()
+
+    class Slow:
+        features = Features()
+
+        async def open(self, spec: BoxSpec) -> Box:
+            await opened.wait()
+            raise ProvisionFailed("closed", step="open")
+
+    stock = Stock(cast(Runtime, cast(Any, Slow())), BoxSpec(), 0)
+    provider = LocalProvider(stock)
+    asked = []
+    while not provider.busy:
+        asked.append(asyncio.create_task(provider.create("bind")))
+        await asyncio.sleep(0)
+        assert len(asked) < 10_000
+    assert len(asked) == 2 * len(os.sched_getaffinity(0))
+    opened.set()
+    await asyncio.wait(asked)
+    assert [type(task.exception()) for task in asked] == [ProvisionFailed] * len(asked)
+    assert not provider.busy
+
+
+@pytest.mark.parametrize("preference", [AUTO, "toys"])
+async def test_a_binding_leaves_a_provider_that_is_gone_for_good(
+    bindings: Bindings, maker: Maker, other: Maker, preference: str
+) -> None:
+    held, _ = await bindings.obtain(ADA, ASK)
+    maker.error = ProviderUnavailable("no answer")
+    maker.silent_for = 3600.0
+    maker.made[0].in_use = True
+    await bindings.look()
+    assert state_of(held) is SandboxState.ACTIVE
+    maker.made[0].in_use = False
+    await bindings.look()
+    assert state_of(held) is SandboxState.FAILED
+    if preference == AUTO:
+        _, sandbox = await bindings.obtain(ADA, ASK)
+        assert ([sandbox], held.binding.provider) == (other.made, "others")
+    else:
+        with pytest.raises(ProviderUnavailable):
+            await bindings.obtain(ADA, replace(ASK, provider=preference))
+        assert other.made == []
+
+
+async def test_a_binding_stays_with_a_provider_that_is_silent_for_a_moment(
+    bindings: Bindings, maker: Maker, other: Maker
+) -> None:
+    held, _ = await bindings.obtain(ADA, ASK)
+    maker.made[0].tell_gone()
+    maker.error = ProviderUnavailable("no answer")
+    maker.silent_for = 0.001
+    with pytest.raises(ProviderUnavailable):
+        await bindings.obtain(ADA, ASK)
+    assert (held.binding.provider, other.made) == ("toys", [])
+
+
+async def test_a_server_is_silent_between_tries_that_fail() -> None:
+    """One failure long ago says nothing of now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        peer = Peer("gone", f"http://127.0.0.1:{taken.getsockname()[1]}", "key")
+        for _ in range(2):
+            assert peer.silent_for == 0.0
+            with pytest.raises(ProviderUnavailable):
+                await peer.ask("GET", "/")
+        assert peer.silent_for > 0.0
+        await peer.close()

@@ -112,7 +112,7 @@ class Bindings:
         for _ in range(_TRIES):
             try:
                 held = await self._bound(caller, ask)
-                return held, await self._running(held, ask.wait)
+                return held, await self._running(held, ask)
             except Over:
                 continue
         raise Conflict("the sandbox is released as often as it is asked for", scope=ask.scope.id)
@@ -193,8 +193,9 @@ class Bindings:
                 return [maker], other.usable
         return candidates, None
 
-    async def _running(self, held: Held, wait: float) -> LiveSandbox:
+    async def _running(self, held: Held, ask: Ask) -> LiveSandbox:
         """The sandbox of a binding, made anew where it is lost."""
+        wait = ask.wait
         sandbox = held.usable
         if sandbox is not None:
             return sandbox
@@ -205,7 +206,8 @@ class Bindings:
                 # It may be known to be gone before it has said so.
                 self._provisioner.lose(held, held.sandbox)
             held.go(SandboxState.PROVISIONING)
-            self._start(held, self._provisioner.provision(held, self._provisioner.candidates(held.binding)))
+            candidates = self._provisioner.candidates(held.binding, ask.provider)
+            self._start(held, self._provisioner.provision(held, candidates))
         task = held.starting
         assert task is not None
         if wait > 0:
@@ -383,7 +385,9 @@ class Bindings:
             self._provisioner.record("sandbox.access.expired", held.binding, "expired")
             await asyncio.shield(self._end(held, keep=True))
             return
-        if following is SandboxState.SUSPENDED:
+        if sandbox is not None and not sandbox.in_use and self._provisioner.is_gone(held.binding):
+            await self._provisioner.give_up(held, sandbox)
+        elif following is SandboxState.SUSPENDED:
             # Somebody may need it, or it may be lost, while it is frozen.
             usable = held.usable
             if usable is not None and await usable.suspend() and held.binding.state is SandboxState.IDLE:

@@ -51,10 +51,25 @@ class Provisioner:
         self._terms = terms
         self._closing: set[asyncio.Task[None]] = set()
 
-    def candidates(self, binding: Binding) -> list[Provider]:
-        """Who makes a sandbox anew: whoever made the last one, which may still be there."""
+    def candidates(self, binding: Binding, preference: str) -> list[Provider]:
+        """Who makes a sandbox anew: whoever made the last one, which may still be there; then others, if it is gone."""
         known = self.providers.get(binding.provider)
-        return [known] if known is not None else self.providers.preferred(AUTO)
+        if known is None:
+            return self.providers.preferred(AUTO)
+        if preference != AUTO or not self.is_gone(binding):
+            return [known]
+        return [known, *(other for other in self.providers.preferred(AUTO) if other is not known)]
+
+    def is_gone(self, binding: Binding) -> bool:
+        """Whether the provider of a binding has been silent for so long that what it had is idle, and so over."""
+        provider = self.providers.get(binding.provider)
+        return provider is not None and provider.silent_for > self._terms.idle_timeout
+
+    async def give_up(self, held: Held, sandbox: LiveSandbox) -> None:
+        """Take a sandbox for lost whose provider is gone, so that the next who asks gets another one."""
+        self.lose(held, sandbox)
+        held.sandbox = None
+        await sandbox.close()
 
     async def provision(
         self,

@@ -209,7 +209,11 @@ class Settings:
         _networks,
         (),
     )
-    rate_limit: str = _setting("Requests of one user in a time, such as 600/minute, or off.", str, "600/minute")
+    rate_limit: str = _setting(
+        "Requests of one user with a token in a time, such as 600/minute, or off. The API key has no limit.",
+        str,
+        "6000/minute",
+    )
     max_body_bytes: int = _setting(
         "The longest body of a request that has no other limit.", _whole, 1024 * 1024, low=1024, high=64 * 1024 * 1024
     )

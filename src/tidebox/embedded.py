@@ -59,6 +59,7 @@ class Engine:
                 python=settings.python,
                 allow_weak_isolation=settings.allow_weak_isolation,
                 allow_nested_filters=settings.allow_nested_filters,
+                max_processes=settings.ulimit_nproc,
                 environment=session_environment(),
             )
         )
@@ -202,6 +203,8 @@ async def run_on(
         artifacts=artifacts,
         cancel=cancel,
     )
+    if ending.not_started is not None:
+        collector.parts["stderr"].append(ending.not_started.stderr)
     return Result(
         outcome=ending.outcome,
         exit_code=ending.exit_code,

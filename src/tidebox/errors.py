@@ -45,7 +45,6 @@ Each class carries a stable ``code``, whether a retry may help, and the HTTP sta
 
 from __future__ import annotations
 
-import re
 from typing import Any, ClassVar
 
 
@@ -279,16 +278,17 @@ class UnsupportedOperation(TideboxError):
 
 
 class FileOperationFailed(TideboxError):
-    """A file operation in the box failed; the message is the agent's."""
+    """A file operation in the box failed; the message is the agent's.
+
+    ``errno`` is why the kernel refused it; None where it did not, or the agent does not tell.
+    """
 
     code = "file_operation_failed"
     http_status = 422
 
-    @property
-    def errno(self) -> int | None:
-        """Why the kernel refused the operation, where it did."""
-        match = re.search(r"\(os error (\d{1,4})\)$", self.message)
-        return int(match[1]) if match else None
+    def __init__(self, message: str, /, *, errno: int | None = None, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.errno = errno
 
 
 class ConnectFailed(TideboxError):

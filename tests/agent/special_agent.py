@@ -15,7 +15,7 @@ from tidebox.agent.setup import Setup
 PR_SET_DUMPABLE = 4
 
 
-def report(arguments: list[str]) -> None:
+def report(arguments: list[str], _status: int) -> None:
     """A builtin: shows what it got."""
     descriptors = []
     for fd in range(64):
@@ -29,7 +29,7 @@ def report(arguments: list[str]) -> None:
     os._exit(7)
 
 
-def fail(_arguments: list[str]) -> None:
+def fail(_arguments: list[str], _status: int) -> None:
     """A builtin with a bug."""
     raise RuntimeError("never seen")
 

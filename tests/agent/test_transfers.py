@@ -99,7 +99,7 @@ def test_chunks_fit_the_protocol(agent: Peer, large: Path) -> None:
 def test_read_what_is_open_for_writing(agent: Peer, tmp_path: Path) -> None:
     handle = agent.open(tmp_path / "file", write=True, create=True)
     response = agent.fs(fs.Read(handle=handle, offset=0))
-    assert response.error == "read: Bad file descriptor (os error 9)"
+    assert (response.error, response.errno) == ("read: Bad file descriptor (os error 9)", 9)
 
 
 @pytest.mark.parametrize("operation", [fs.Read, fs.Write])
@@ -181,7 +181,8 @@ def test_write_error_is_told_once(agent: Peer, tmp_path: Path) -> None:
     agent.send(
         id, FsRequest(op=fs.Write(handle=handle, offset=0)), FsData(data=b"a"), FsData(data=b"b"), FsData(data=b"")
     )
-    assert agent.expect(id, FsResponse).error == "write: Bad file descriptor (os error 9)"
+    response = agent.expect(id, FsResponse)
+    assert (response.error, response.errno) == ("write: Bad file descriptor (os error 9)", 9)
     assert agent.silent(id, 0.1)
 
 

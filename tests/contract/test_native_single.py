@@ -256,6 +256,19 @@ async def test_a_box_nobody_waits_for_any_more_leaves_no_cgroup(runtime: NativeR
     await await_leaves(2, 0)
 
 
+async def test_a_stopped_template_does_not_keep_its_boxes_from_closing(runtime: NativeRuntime) -> None:
+    box = await runtime.open(BoxSpec())
+    other = await runtime.open(BoxSpec())
+    program, _ = await start_program(other)
+    await start_program(box)
+    os.kill(template_of(runtime), signal.SIGSTOP)
+    async with asyncio.timeout(8):
+        await box.close()
+    assert runtime.live_boxes() == 1
+    assert output(await collect(program, b"still here\n")) == b"still here\n"
+    await other.close()
+
+
 async def test_what_is_said_of_one_that_ended_is_not_said_of_the_next(runtime: NativeRuntime) -> None:
     """Its numbers are taken again while the template still has something to hear about it."""
     box = await runtime.open(BoxSpec())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -12,7 +14,11 @@ import pytest
 
 from tests.boxes import is_root
 from tidebox.config import load_settings
-from tidebox.embedded import Engine, run_on
+from tidebox.embedded import Collector, Engine, run_on
+from tidebox.model.box import BoxSpec, Command
+from tidebox.model.launch import plan_code, plan_command
+from tidebox.model.limits import Limits
+from tidebox.model.result import ExecError
 
 Start = Callable[..., Coroutine[Any, Any, Engine]]
 READY = {
@@ -60,6 +66,81 @@ async def test_a_command_ends_the_same_whatever_was_ready(
 ) -> None:
     result = await run_on(await start(**READY[ready]), command=command, env={"A": "b"})
     assert (result.exit_code, result.stdout + result.stderr) == (code, text)
+
+
+@pytest.mark.parametrize("ready", READY)
+async def test_a_failed_exec_is_a_fact_and_not_read_off_the_output(start: Start, ready: str) -> None:
+    engine = await start(**READY[ready])
+    for command, code, not_started in (
+        (["no-such-program"], 127, ExecError("no-such-program", errno.ENOENT)),
+        (["/etc/passwd"], 126, ExecError("/etc/passwd", errno.EACCES)),
+        (["/etc/passwd/x"], 127, ExecError("/etc/passwd/x", errno.ENOTDIR)),
+        (["sh", "-c", "echo 'sh: No such file or directory' >&2; exit 127"], 127, None),
+    ):
+        await engine.pool.filled()
+        ending = await engine.run(plan_command(command), Collector(), limits=Limits())
+        assert (ending.exit_code, ending.not_started) == (code, not_started)
+
+
+# Each prints the flags of its standard streams before it uses them, and then writes more than a pipe holds.
+FLAGS = {
+    "python": """
+import os
+found = [line for fd in "012" for line in open(f"/proc/self/fdinfo/{fd}") if line.startswith("flags")]
+os.write(1, "".join(found).encode())
+os.write(2, bytes(1 << 20))
+""",
+    "javascript": """
+const fs = require("fs");
+const flags = (fd) => fs.readFileSync("/proc/self/fdinfo/" + fd, "utf8").match(/flags.*\\n/)[0];
+fs.writeSync(1, flags(0) + flags(1) + flags(2));
+fs.writeSync(2, Buffer.alloc(1 << 20));
+""",
+    "shell": "for fd in 0 1 2; do grep flags /proc/$$/fdinfo/$fd; done; head -c 1048576 /dev/zero >&2",
+    "elixir": """
+for fd <- 0..2, do: IO.write(hd(Regex.run(~r/flags.*\\n/, File.read!("/proc/self/fdinfo/#{fd}"))))
+IO.binwrite(:stderr, :binary.copy(<<0>>, 1_048_576))
+""",
+}
+
+
+def outside(code: str, language: str, directory: Path) -> bytes:
+    """What the flags are on plain pipes."""
+    launch = plan_code(language, code)
+    file = directory / Path(launch.command[1]).name
+    file.write_text(code)
+    done = subprocess.run([launch.command[0], file], input=b"", capture_output=True, timeout=60, check=True)
+    assert len(done.stderr) == 1 << 20
+    return done.stdout
+
+
+@pytest.mark.parametrize("ready", READY)
+async def test_standard_streams_are_plain_pipes(start: Start, ready: str, tmp_path: Path) -> None:
+    engine = await start(**READY[ready], pool_node=READY[ready]["pool_python"])
+    # Its cell is parked the same way whatever is ready, and takes its time.
+    languages = [language for language in FLAGS if language != "elixir" or ready == "nothing"]
+    for language in languages:
+        result = await run_on(engine, FLAGS[language], language)
+        assert (result.exit_code, len(result.stderr)) == (0, 1 << 20), language
+        assert result.stdout == outside(FLAGS[language], language, tmp_path), language
+
+
+async def test_standard_streams_in_a_sandbox_are_plain_pipes(start: Start, tmp_path: Path) -> None:
+    engine = await start()
+    box = await engine.runtime.open(BoxSpec(kind="sandbox"))
+    try:
+        for language, code in FLAGS.items():
+            launch = plan_code(language, code)
+            await box.files.write(launch.command[1], code.encode())
+            collector = Collector()
+            program = await box.exec(Command(argv=launch.command))
+            await program.end_input()
+            async for event in program.events():
+                await collector(event)
+            assert len(b"".join(collector.parts["stderr"])) == 1 << 20, language
+            assert b"".join(collector.parts["stdout"]) == outside(code, language, tmp_path), language
+    finally:
+        await box.close()
 
 
 async def test_a_cell_serves_once_and_is_replaced(start: Start) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Claim
 from tidebox.model.ids import new_id
 from tidebox.model.listing import RunQuery
+from tidebox.model.moments import iso_time
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import Usage
 from tidebox.model.run import (
@@ -325,6 +327,20 @@ async def test_runs_are_listed_by_what_is_asked(store: Store) -> None:
     assert await listed(store, finished_to=399.0) == []
 
 
+async def test_bounds_include_the_times_that_clients_are_shown(store: Store) -> None:
+    began, over = 1_700_000_000.1236789, 1_700_000_001.9999996
+    await bring_to(store, make_run(), Phase.QUEUED)
+    await store.advance_run("run-1", step(Phase.STARTING, began))
+    await store.advance_run("run-1", step(Phase.RUNNING, began))
+    done = Conclusion(phase=Phase.COMPLETED, reason=Reason.EXIT_ZERO, exit_code=0)
+    await store.advance_run("run-1", ended(done, over))
+    shown_began, shown_over = (datetime.fromisoformat(iso_time(moment)).timestamp() for moment in (began, over))
+    assert await listed(store, started_from=shown_began, started_to=shown_began) == ["run-1"]
+    assert await listed(store, finished_from=shown_over, finished_to=shown_over) == ["run-1"]
+    assert await listed(store, started_to=shown_began - 0.001) == []
+    assert await listed(store, finished_to=shown_over - 0.001) == []
+
+
 async def test_long_texts_are_kept_whole_and_searched_by_their_beginning(store: Store) -> None:
     # Of what does not compress: databases index the compressed.
     noise = "".join(random.Random(1).choices("åäö𝄞abcdef0123456789", k=20_000))
@@ -337,6 +353,16 @@ async def test_long_texts_are_kept_whole_and_searched_by_their_beginning(store: 
     assert await listed(store, text="broken: ") == ["run-1"]
     assert await listed(store, text="IMAGE") == ["run-1"]
     assert await listed(store, text=noise[10_000:10_100]) == []
+
+
+async def test_old_records_of_killed_programs_have_an_exit_code(store: Store) -> None:
+    """Whether or not the code was kept with the signal."""
+    await bring_to(store, make_run(), Phase.RUNNING)
+    killed = Conclusion(phase=Phase.FAILED, reason=Reason.SIGNALED, exit_code=None, signal=9)
+    await store.advance_run("run-1", ended(killed, 300.0))
+    run = await store.run("run-1")
+    assert run is not None
+    assert (run.exit_status, run.signal) == (137, 9)
 
 
 @pytest.mark.parametrize("descending", [True, False])

@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.boxes import is_root
 from tests.escape.probes import MIB, NUMBERS, Run, python, said
+from tidebox.model.limits import Limits
 
 Needs = Callable[[str], None]
 
@@ -359,6 +361,29 @@ def test_processor_time_is_shared_out(box_run: Run, needs: Needs) -> None:
     program = "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass"
     result = box_run(program, cpus=0.25)
     assert (result.usage.cpu_seconds or 9) < 1.0
+
+
+def test_processes_are_bounded_by_rlimit_too_and_counted_for_the_box_alone(box_run: Run) -> None:
+    program = """
+import os, resource, time
+print(*resource.getrlimit(resource.RLIMIT_NPROC))
+resource.setrlimit(resource.RLIMIT_NPROC, (8, 8))
+made = 0
+try:
+    while made < 20:
+        if not os.fork():
+            time.sleep(60)
+            os._exit(0)
+        made += 1
+except BlockingIOError:
+    pass
+print(made)
+"""
+    soft, hard, made = map(int, said(box_run(program)).split())
+    # Without a cgroup it is the box's own bound; without root init has the same uid and is counted too.
+    assert soft == hard
+    assert soft in ((512,) if is_root() else (Limits().pids, 514))
+    assert made == (7 if is_root() else 6)
 
 
 def test_many_processes_get_no_more_processor_time_than_one(box_run: Run, needs: Needs) -> None:

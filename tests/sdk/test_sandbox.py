@@ -74,6 +74,8 @@ async def test_output_that_is_no_text(sandbox: AsyncSandbox) -> None:
 async def test_bounds(sandbox: AsyncSandbox) -> None:
     slow = await sandbox.exec("echo started; sleep 60", timeout=0.5)
     assert (slow.outcome, slow.signal, slow.text) == (Outcome.TIMEOUT, "KILL", "started\n")
+    killed = await sandbox.exec("kill -TERM $$")
+    assert (killed.ok, killed.outcome, killed.exit_code, killed.signal) == (False, Outcome.SIGNALED, 143, "TERM")
     long = await sandbox.exec("echo 0123456789", output=4)
     assert (long.text, long.truncated, long.exit_code) == ("0123", True, 0)
     for wrong in (0, -1, float("nan"), float("inf")):

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from tests.unit.stage import ADA, make_ending
+from tests.unit.test_broker_sessions import make_session
 from tidebox.broker.artifacts import ArtifactRules, Artifacts
+from tidebox.broker.audit import Audit
+from tidebox.broker.broker import Broker
+from tidebox.broker.filekeeping import FileKeeper
+from tidebox.broker.git import GitRules
 from tidebox.broker.meter import Meter
-from tidebox.model.box import CapturedFile, CapturedTree, CaptureRule
+from tidebox.broker.uploads import UploadRules, Uploads
+from tidebox.broker.work import Work
+from tidebox.broker.workspaces import Workspaces
+from tidebox.files.staging import StageLimits
+from tidebox.files.trees import Tally, TreeLimits
+from tidebox.model.box import BoxSpec, CapturedFile, CapturedTree, CaptureRule
+from tidebox.model.events import Started
+from tidebox.model.launch import plan_code
+from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.principal import Caller, Principal
-from tidebox.model.run import Run, RunFacts
-from tidebox.runtime.base import Box
+from tidebox.model.run import Phase, Reason, Run, RunFacts
+from tidebox.model.switch import Switch
+from tidebox.runtime.base import Box, Runner
 from tidebox.store.base import Creation
 from tidebox.store.memory import MemoryStore
 
@@ -63,3 +81,54 @@ async def test_files_of_runs_that_the_store_has_forgotten_go(tmp_path: Path) -> 
     await store.delete_artifacts("run-1")
     assert await artifacts.reconcile() == 1
     assert [path.name for path in (tmp_path / "runs" / "run-1").iterdir()] == ["log"]
+
+
+class _CannotBeCollected:
+    """A stopped box with one file that can be captured, and a workspace that the disk does not take."""
+
+    async def place(self, source: Path) -> Tally:
+        return Tally()
+
+    async def capture_into(self, target: Path, rule: CaptureRule) -> CapturedTree:
+        (target / "a").write_text("kept")
+        return CapturedTree(files=(CapturedFile(path="a", size=4),), skipped={"kind": 2})
+
+    async def collect(self, target: Path, limits: TreeLimits) -> Tally:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class _Hooked(Runner):
+    """Runs nothing, and does with its box what the order says."""
+
+    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None) -> Ending:
+        box = cast(Box, cast(Any, _CannotBeCollected()))
+        assert order.prepare is not None
+        assert order.harvest is not None
+        await order.prepare(box)
+        await sink(Started(1))
+        await order.harvest(box)
+        return make_ending()
+
+
+async def test_artifacts_are_counted_when_the_workspace_cannot_be_kept(tmp_path: Path) -> None:
+    store, audit = MemoryStore(), Audit(tmp_path / "audit")
+    workspaces = Workspaces(tmp_path, TreeLimits(max_bytes=1000, max_entries=10))
+    artifacts = Artifacts(tmp_path, store, ArtifactRules(), Meter())
+    rules = UploadRules(max_received=1000, stage=StageLimits(max_bytes=1000, max_files=10, max_depth=10))
+    uploads = Uploads(tmp_path, workspaces, rules, GitRules(), Meter(), audit)
+    keeper = FileKeeper(store, workspaces, artifacts, uploads, audit)
+    broker = Broker(runner=_Hooked(), store=store, audit=audit, keeper=keeper)
+    await broker.start()
+    try:
+        session = make_session()
+        await broker.sessions.create(ADA, session)
+        work = Work(launch=plan_code("python", ""), spec=BoxSpec(), capture_patterns=("*",))
+        receipt = await broker.runs.submit(ADA, replace(FACTS, session_id=session.id), work)
+        run = await broker.runs.settled(receipt.run, 20)
+        assert (run.phase, run.reason) == (Phase.FAILED, Reason.RUNTIME_ERROR)
+        assert (run.artifact_bytes, run.left_out) == (4, {"artifact_kind": 2})
+        # Nothing of the run is held any more: another has the workspace at once.
+        async with asyncio.timeout(20):
+            (await workspaces.hold(session.id)).release()
+    finally:
+        await broker.close()

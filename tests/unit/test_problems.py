@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -12,11 +13,12 @@ from fastapi import FastAPI, Header, HTTPException, Query, Request
 from pydantic import BaseModel, Field
 
 from tidebox.api import problems
+from tidebox.api.dataplane import failures
 from tidebox.api.metrics import Levels, Metrics
 from tidebox.api.middleware import BodyLimit, RequestLog
 from tidebox.api.rest import bare_rest
 from tidebox.api.surface import Surface
-from tidebox.errors import Conflict, Overloaded, UnknownImage
+from tidebox.errors import Conflict, FileOperationFailed, Overloaded, UnknownImage
 
 LIMIT = 1000
 
@@ -205,3 +207,18 @@ def test_whatever_a_message_quotes_can_be_sent() -> None:
     problem = problems.of_error(UnknownImage("no image \ud800", image="\ud800", path=object, more=[b"x", 1]))
     _, content = problems.render(problem, "r")
     assert json.loads(content)["error"]["message"] == "no image \\ud800"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (FileOperationFailed("gone", errno=errno.ENOENT), 404, "FILE_NOT_FOUND"),
+        (FileOperationFailed("full", errno=errno.ENOSPC), 507, "NO_SPACE"),
+        (FileOperationFailed("odd", errno=errno.EIO), 422, "FILE_OPERATION_FAILED"),
+        # What an agent says is for people to read.
+        (FileOperationFailed("No such file or directory (os error 2)"), 422, "FILE_OPERATION_FAILED"),
+    ],
+)
+def test_files_are_told_by_their_errno(error: FileOperationFailed, status: int, code: str) -> None:
+    problem = failures.problem_of(error)
+    assert (problem.status, problem.code) == (status, code)

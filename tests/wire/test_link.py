@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import signal
@@ -21,7 +22,7 @@ from tidebox.runtime.link import Link
 from tidebox.wire import bulk
 from tidebox.wire.connection import AgentConnection
 from tidebox.wire.fields import Message
-from tidebox.wire.files import FsRequest, FsResponse, HandleData, OpenFile
+from tidebox.wire.files import CloseHandle, Copy, FsRequest, FsResponse, HandleData, OpenFile
 from tidebox.wire.messages import (
     Error,
     ExecLimits,
@@ -154,6 +155,30 @@ async def test_file_operations(link: Link, tmp_path: Path) -> None:
         await files.stat(str(tmp_path / "a"))
     with pytest.raises(errors.FileOperationFailed, match="No such file or directory"):
         await files.write(str(tmp_path / "missing" / "file"), b"x")
+
+
+async def test_a_failed_file_operation_has_its_errno_as_a_number(link: Link, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+
+    async def read_directory() -> None:
+        async for _ in link.files.read(str(tmp_path)):
+            pass
+
+    for failing, number in (
+        (link.files.stat(str(tmp_path / "missing")), errno.ENOENT),
+        (link.files.list(str(tmp_path / "full" / "file")), errno.ENOTDIR),
+        (link.files.remove(str(tmp_path / "full")), errno.ENOTEMPTY),
+        (link.files.call(Copy(src=str(tmp_path / "missing"), dst=str(tmp_path / "b"))), errno.ENOENT),
+        (link.files.write(str(tmp_path / "a" / "b"), b""), errno.ENOENT),
+        (link.files.write("/dev/null", b""), errno.EINVAL),
+        (link.files.stat("a\0b"), errno.EINVAL),
+        (link.files.call(CloseHandle(handle=99)), None),
+        (read_directory(), errno.EISDIR),
+    ):
+        with pytest.raises(errors.FileOperationFailed) as caught:
+            await failing
+        assert caught.value.errno == number, caught.value.message
 
 
 async def test_an_abandoned_read_leaves_the_link_usable(link: Link, tmp_path: Path) -> None:
@@ -293,6 +318,16 @@ async def test_every_output_is_acknowledged_when_the_window_is_one_chunk(fake: t
     assert await anext(execution.events()) == Output("stdout", b"abc")
     ack = await agent.hear()
     assert ack.message.consumed == 259
+
+
+async def test_an_agent_that_sends_no_number_is_not_read_by_its_words(fake: tuple[Link, FakeAgent]) -> None:
+    link, agent = fake
+    listing = asyncio.create_task(link.files.list("/"))
+    text = f"list: Too large (os error {errno.EOVERFLOW})"
+    agent.say(agent.frame(FsResponse(ok=False, error=text), (await agent.hear()).id))
+    with pytest.raises(errors.FileOperationFailed) as caught:
+        await listing
+    assert (caught.value.message, caught.value.errno) == (text, None)
 
 
 async def test_an_error_message_fails_its_operation_alone(fake: tuple[Link, FakeAgent]) -> None:

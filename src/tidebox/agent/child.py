@@ -68,9 +68,11 @@ class Start:
     """Everything decided before the fork; standard streams and cgroup leaf come when they are made.
 
     ``apart`` says that the child is no copy of the agent any more, but for its identity: see ``part``.
+    ``keeps_status`` says that a builtin can still report through the status descriptor that its program could not be
+    executed; for an agent's exec the end of that descriptor means that the builtin runs.
     """
 
-    __slots__ = ("argv", "env", "cwd", "user", "rlimits", "tty", "stdio", "leaf", "apart")
+    __slots__ = ("argv", "env", "cwd", "user", "rlimits", "tty", "stdio", "leaf", "apart", "keeps_status")
 
     def __init__(
         self,
@@ -90,6 +92,7 @@ class Start:
         self.stdio = (-1, -1, -1)
         self.leaf: int | None = None
         self.apart = False
+        self.keeps_status = False
 
 
 def rlimit(name: str, soft: int, hard: int) -> tuple[int, int, int]:
@@ -159,11 +162,12 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
         if builtin is None:
             search(start.argv[0], start.env, lambda path: os.execve(path, start.argv, start.env))
         else:
-            status = -1
-            os.closerange(FIRST_OF_OURS, HIGHEST_DESCRIPTOR)
+            control, status = status if start.keeps_status else -1, -1
+            # What is kept is the first descriptor after the streams.
+            os.closerange(FIRST_OF_OURS if control < 0 else control + 1, HIGHEST_DESCRIPTOR)
             if start.env != setup.environment:
                 replace_environment(start.env)
-            builtin([argument.decode("utf-8", "surrogateescape") for argument in start.argv[1:]])
+            builtin([argument.decode("utf-8", "surrogateescape") for argument in start.argv[1:]], control)
     except OSError as error:
         _report(status, error.errno or errno.EIO, step)
     except ValueError:
@@ -177,8 +181,8 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
 
 
 def find_builtin(
-    command: bytes, builtins: Mapping[str, Callable[[list[str]], Any]]
-) -> Callable[[list[str]], Any] | None:
+    command: bytes, builtins: Mapping[str, Callable[[list[str], int], Any]]
+) -> Callable[[list[str], int], Any] | None:
     """What a command of the form ``tidebox:name`` runs; None for a program."""
     text = command.decode("utf-8", "surrogateescape")
     if not text.startswith(BUILTIN_PREFIX):

@@ -105,10 +105,10 @@ class Files:
         except (HandleError, Refused, UnknownUser, BulkViolation) as error:
             self._answer_error(id, str(error))
         except OSError as error:
-            self._answer_error(id, os_error(name, error))
+            self._answer_error(id, os_error(name, error), error.errno)
         except (ValueError, OverflowError):
             # An embedded NUL, or a number the kernel has no room for.
-            self._answer_error(id, os_error(name, failed(errno.EINVAL)))
+            self._answer_error(id, os_error(name, failed(errno.EINVAL)), errno.EINVAL)
         else:
             self._host.send(id, FsResponse(ok=True, data=data))
 
@@ -139,8 +139,8 @@ class Files:
                 self._close_task(self._tasks.pop(id))
         self._handles.disconnected(first, end)
 
-    def _answer_error(self, id: int, text: str) -> None:
-        self._host.send(id, FsResponse(ok=False, error=text))
+    def _answer_error(self, id: int, text: str, number: int | None = None) -> None:
+        self._host.send(id, FsResponse(ok=False, error=text, errno=number))
 
     def _rights(self, operation: object) -> Borrowed:
         user = self._default_user()
@@ -175,21 +175,24 @@ class Files:
     def _advance(self, id: int, name: str, task: Iterator[None]) -> None:
         if self._tasks.get(id) is not task:
             return  # its client is gone
-        error: str | None = None
+        error: OSError | None = None
         try:
             with self._rights(None):
                 next(task)
         except StopIteration:
             pass
         except OSError as failure:
-            error = os_error(name, failure)
+            error = failure
         except ValueError:
-            error = os_error(name, failed(errno.EINVAL))
+            error = failed(errno.EINVAL)
         else:
             self._loop.soon(lambda: self._advance(id, name, task))
             return
         del self._tasks[id]
-        self._host.send(id, FsResponse(ok=error is None, error=error))
+        if error is None:
+            self._host.send(id, FsResponse(ok=True))
+        else:
+            self._answer_error(id, os_error(name, error), error.errno)
 
     @staticmethod
     def _close_task(task: Any) -> None:

@@ -53,7 +53,7 @@ class Setup:
         user: tuple[int, int],
         default_user_name: str,
         confine: Callable[[], None],
-        builtins: dict[str, Callable[[list[str]], NoReturn]],
+        builtins: dict[str, Callable[[list[str], int], NoReturn]],
         leaves: Leaves | None = None,
         oom_score_fd: int | None = None,
         bootstrap: bool | messages.Bootstrap = True,
@@ -63,6 +63,7 @@ class Setup:
         self.user = user
         self.default_user_name = default_user_name
         self.confine = confine
+        # Called with its arguments and the descriptor to report a failed exec through, or -1.
         self.builtins = builtins
         self.leaves = leaves
         self.oom_score_fd = oom_score_fd

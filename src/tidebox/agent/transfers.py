@@ -33,7 +33,7 @@ MAX_OFFSET = 2**63 - 1
 
 
 def os_error(operation: str, error: OSError) -> str:
-    """An error as core.fs.response shows it."""
+    """An error in the words of core.fs.response, which carries its number too."""
     return f"{operation}: {error.strerror} (os error {error.errno})"
 
 
@@ -112,7 +112,7 @@ class ReadTransfer:
         try:
             data = os.pread(self._handle.fd, size, self._offset) if size > 0 else b""
         except OSError as error:
-            self._cancel(REASON_DESTINATION_IO, os_error("read", error))
+            self._cancel(REASON_DESTINATION_IO, os_error("read", error), error.errno)
             return
         if not data:
             if self._flow is not None:
@@ -127,14 +127,14 @@ class ReadTransfer:
             self._flow.send(data)
         self._wait()
 
-    def _cancel(self, reason: int, error: str) -> None:
+    def _cancel(self, reason: int, error: str, number: int | None = None) -> None:
         if self._flow is not None:
             self._host.send(self._id, BulkCancel(kind=KIND_FS, reason=reason, message=error))
-        self._end(error)
+        self._end(error, number)
 
-    def _end(self, error: str | None) -> None:
+    def _end(self, error: str | None, number: int | None = None) -> None:
         self._stopped = True
-        self._host.send(self._id, FsResponse(ok=error is None, error=error))
+        self._host.send(self._id, FsResponse(ok=error is None, error=error, errno=number))
         self._on_end(self._id)
 
 
@@ -225,18 +225,18 @@ class WriteTransfer:
                 self._written += count
                 view = view[count:]
         except OSError as error:
-            self._cancel(REASON_DESTINATION_IO, os_error("write", error))
+            self._cancel(REASON_DESTINATION_IO, os_error("write", error), error.errno)
             return False
         return True
 
-    def _cancel(self, reason: int, error: str) -> None:
+    def _cancel(self, reason: int, error: str, number: int | None = None) -> None:
         if self._flow is not None:
             self._host.send(self._id, BulkCancel(kind=KIND_FS, reason=reason, message=error))
-        self._fail(error)
+        self._fail(error, number)
 
-    def _fail(self, error: str) -> None:
+    def _fail(self, error: str, number: int | None = None) -> None:
         self.failed = True
-        self._host.send(self._id, FsResponse(ok=False, error=error))
+        self._host.send(self._id, FsResponse(ok=False, error=error, errno=number))
         if self._flow is not None:
             self._on_end(self._id)  # late records are dropped without a transfer to take them
 

@@ -138,7 +138,7 @@ class Sandboxes(Gate):
         now = time.time()
         held.binding = self.terms.leased(held.binding, now)
         if not sandbox.in_use and not sandbox.frozen:
-            held.go(SandboxState.ACTIVE)
+            held.used()
         if leave is not None and not (capabilities := capabilities & leave.capabilities):
             raise CapabilityDenied("the server of the sandbox grants nothing of it")
         direct = leave if sandbox.base_url is not None else None
@@ -249,7 +249,7 @@ class Sandboxes(Gate):
         held.binding = self.terms.leased(held.binding, time.time())
         held.unsaved = True
         if held.binding.state is SandboxState.IDLE:
-            held.go(SandboxState.ACTIVE)
+            held.used()
         if held.sandbox is not None:
             held.sandbox.needed()
         return held.binding

@@ -24,7 +24,7 @@ def audited(run: Run) -> dict[str, Any]:
     }
     if run.phase.terminal:
         fields |= {
-            "exit_code": run.exit_code,
+            "exit_code": run.exit_status,
             "reason_code": run.reason.value if run.reason is not None else None,
             "message": run.message,
             "resource_usage": _usage(run),

@@ -112,7 +112,7 @@ class Bindings:
         for _ in range(_TRIES):
             try:
                 held = await self._bound(caller, ask)
-                return held, await self._running(held, ask.wait)
+                return held, await self._running(held, ask)
             except Over:
                 continue
         raise Conflict("the sandbox is released as often as it is asked for", scope=ask.scope.id)
@@ -193,16 +193,21 @@ class Bindings:
                 return [maker], other.usable
         return candidates, None
 
-    async def _running(self, held: Held, wait: float) -> LiveSandbox:
+    async def _running(self, held: Held, ask: Ask) -> LiveSandbox:
         """The sandbox of a binding, made anew where it is lost."""
+        wait = ask.wait
         sandbox = held.usable
         if sandbox is not None:
             return sandbox
         if held.over:
             raise Over
         if held.starting is None:
+            if held.sandbox is not None:
+                # It may be known to be gone before it has said so.
+                self._provisioner.lose(held, held.sandbox)
             held.go(SandboxState.PROVISIONING)
-            self._start(held, self._provisioner.provision(held, self._provisioner.candidates(held.binding)))
+            candidates = self._provisioner.candidates(held.binding, ask.provider)
+            self._start(held, self._provisioner.provision(held, candidates))
         task = held.starting
         assert task is not None
         if wait > 0:
@@ -220,6 +225,8 @@ class Bindings:
     def _start(self, held: Held, work: Coroutine[Any, Any, None]) -> None:
         def done(task: asyncio.Task[None]) -> None:
             held.starting = None
+            if held.binding.state is SandboxState.PROVISIONING and not held.over:
+                held.go(SandboxState.FAILED)
             error = None if task.cancelled() else task.exception()
             if error is not None and not isinstance(error, (TideboxError, Over)):
                 internal_error("the making of a sandbox", error)
@@ -378,13 +385,16 @@ class Bindings:
             self._provisioner.record("sandbox.access.expired", held.binding, "expired")
             await asyncio.shield(self._end(held, keep=True))
             return
-        if following is SandboxState.SUSPENDED and held.usable is not None:
-            assert sandbox is not None
-            if await sandbox.suspend():
+        if sandbox is not None and not sandbox.in_use and self._provisioner.is_gone(held.binding):
+            await self._provisioner.give_up(held, sandbox)
+        elif following is SandboxState.SUSPENDED:
+            # Somebody may need it, or it may be lost, while it is frozen.
+            usable = held.usable
+            if usable is not None and await usable.suspend() and held.binding.state is SandboxState.IDLE:
                 held.go(SandboxState.SUSPENDED)
-        elif following is not None:
-            held.go(following)
-            if sandbox is not None and following is SandboxState.IDLE:
+        elif following is SandboxState.IDLE:
+            held.go(SandboxState.IDLE)
+            if sandbox is not None:
                 sandbox.doubted()
         if held.unsaved and not held.over:
             held.unsaved = False

@@ -9,24 +9,86 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tidebox.broker.artifacts import Artifacts, Harvest
+from tidebox.broker.artifacts import Artifacts
 from tidebox.broker.audit import Audit
 from tidebox.broker.failures import internal_error
-from tidebox.broker.keeping import Keeper, Kept
+from tidebox.broker.keeping import Keeper, RunFiles
 from tidebox.broker.uploads import Uploads
 from tidebox.broker.work import Work
 from tidebox.broker.workspaces import Held, Workspaces
 from tidebox.errors import StoreUnavailable
-from tidebox.model.order import Ending, Order
+from tidebox.model.order import Order
 from tidebox.model.principal import Caller
 from tidebox.model.run import Run
-from tidebox.model.source import GitSource
 from tidebox.runtime.base import Box
 from tidebox.store.base import Store
 
 _log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 900.0
+
+
+class KeptRunFiles(RunFiles):
+    """The files of a run that has a session, a repository or artifacts.
+
+    A session's workspace is the run's alone from ``open`` to ``close``.
+    """
+
+    def __init__(self, run: Run, work: Work, workspaces: Workspaces, artifacts: Artifacts, uploads: Uploads) -> None:
+        super().__init__()
+        self._run = run
+        self._work = work
+        self._workspaces = workspaces
+        self._artifacts = artifacts
+        self._uploads = uploads
+        self._opened = contextlib.AsyncExitStack()
+        self._held: Held | None = None
+        self._source: Path | None = None
+
+    async def open(self) -> None:
+        """Hold the workspace of the session and fetch the repository, where the run has them."""
+        if self._run.facts.session_id is not None:
+            self._held = await self._workspaces.hold(self._run.facts.session_id)
+            self._opened.callback(self._held.release)
+            self._source = self._held.path
+        if self._work.git is None:
+            return
+        fetched = self._uploads.fetched(self._run.user, self._work.git)
+        if self._held is None:
+            self._source = (await self._opened.enter_async_context(fetched)).tree
+        else:
+            async with fetched as staged:
+                await self._held.put(staged.tree)
+
+    def order(self, order: Order) -> Order:
+        """``order`` with both steps; a box that is given nothing may be one that is parked."""
+        return replace(order, prepare=None if self._source is None else self.copy_in, harvest=self.collect)
+
+    async def copy_in(self, box: Box) -> None:
+        """Copy the files into a box whose program was not started yet."""
+        assert self._source is not None
+        await box.place(self._source)
+
+    async def collect(self, box: Box) -> None:
+        """Keep what a stopped box has: artifacts, and the workspace of the session even where those cannot be kept."""
+        try:
+            if self._work.capture_patterns:
+                harvest = await self._artifacts.capture(self._run, box, self._work.capture_patterns)
+                self.artifact_bytes = harvest.bytes
+                self.left_out.update({f"artifact_{reason}": count for reason, count in harvest.skipped.items()})
+        finally:
+            if self._held is not None:
+                await self._held.keep(box)
+                if self._held.left_out:
+                    self.left_out["workspace_kind"] = self._held.left_out
+
+    async def close(self) -> None:
+        """Let others have the session's workspace, and remove what was fetched."""
+        try:
+            await self._opened.aclose()
+        except Exception as error:
+            # What cannot be removed now goes at the next start; the run has its end all the same.
+            internal_error("the files of a run", error)
 
 
 class FileKeeper(Keeper):
@@ -40,10 +102,7 @@ class FileKeeper(Keeper):
         self.uploads = uploads
         self._store = store
         self._audit = audit
-        self._harvests: dict[str, Harvest] = {}
-        self._workspaces_left_out: dict[str, int] = {}
         self._sweeping: asyncio.Task[None] | None = None
-        self._letting_go: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Tidy up after an earlier server, and begin to remove what is expired."""
@@ -59,8 +118,6 @@ class FileKeeper(Keeper):
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])
-        if self._letting_go:
-            await asyncio.wait(self._letting_go)
         self.uploads.close()
 
     def read(self, caller: Caller, **what: Any) -> None:
@@ -68,66 +125,15 @@ class FileKeeper(Keeper):
         self._audit.check()
         self._audit.record("sandbox.files.read", caller, "allowed", **what)
 
-    async def prepare(self, run: Run, work: Work, order: Order) -> Order:
-        """The order with hooks for the run's files; what they need is let go of when the run's task is over."""
-        session_id = run.facts.session_id
-        if session_id is None and work.git is None and not work.capture_patterns:
-            return order
-        needed = contextlib.AsyncExitStack()
-        self._when_over(needed)
-        held: Held | None = None
-        source: Path | None = None
-        if session_id is not None:
-            held = await self.workspaces.hold(session_id)
-            needed.callback(held.release)
-            source = held.path
-        if work.git is not None:
-            source = await self._fetch(run.user, work.git, held, needed)
-
-        async def place(box: Box) -> None:
-            if source is not None:
-                await box.place(source)
-
-        async def take_out(box: Box) -> None:
-            try:
-                if work.capture_patterns:
-                    self._harvests[run.id] = await self.artifacts.capture(run, box, work.capture_patterns)
-            finally:
-                if held is not None:
-                    await held.keep(box)
-                    self._workspaces_left_out[run.id] = held.left_out
-
-        return replace(order, prepare=place if source is not None else None, harvest=take_out)
-
-    async def _fetch(self, user: str, source: GitSource, held: Held | None, needed: contextlib.AsyncExitStack) -> Path:
-        if held is None:
-            return (await needed.enter_async_context(self.uploads.fetched(user, source))).tree
-        async with self.uploads.fetched(user, source) as staged:
-            await held.put(staged.tree)
-        return held.path
-
-    async def keep(self, run: Run, work: Work, ending: Ending) -> Kept:
-        """What was taken out of the box."""
-        harvest = self._harvests.pop(run.id, Harvest())
-        left_out = {f"artifact_{reason}": count for reason, count in harvest.skipped.items()}
-        if count := self._workspaces_left_out.pop(run.id, 0):
-            left_out["workspace_kind"] = count
-        return Kept(harvest.bytes, left_out)
+    def run_files(self, run: Run, work: Work) -> RunFiles:
+        """The files of one run."""
+        if run.facts.session_id is None and work.git is None and not work.capture_patterns:
+            return RunFiles()
+        return KeptRunFiles(run, work, self.workspaces, self.artifacts, self.uploads)
 
     async def forget_session(self, session_id: str) -> None:
         """Remove the files of a session that has no runs any more."""
         await self.workspaces.remove(session_id)
-
-    def _when_over(self, needed: contextlib.AsyncExitStack) -> None:
-        """Let go of what is needed when the task that asked is over, however it ends."""
-        task = asyncio.current_task()
-        assert task is not None
-        task.add_done_callback(lambda _: self._let_go(needed))
-
-    def _let_go(self, needed: contextlib.AsyncExitStack) -> None:
-        task = asyncio.get_running_loop().create_task(needed.aclose())
-        self._letting_go.add(task)
-        task.add_done_callback(self._letting_go.discard)
 
     async def _sweep(self) -> None:
         while True:

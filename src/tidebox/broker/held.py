@@ -7,6 +7,7 @@ import enum
 import secrets
 from dataclasses import dataclass, replace
 
+from tidebox.broker.failures import internal_error
 from tidebox.broker.sandboxes import LiveSandbox
 from tidebox.model.idempotency import Claim
 from tidebox.model.principal import Actor
@@ -85,7 +86,15 @@ class Held:
         return self.sandbox if self.sandbox is not None and not self.sandbox.gone else None
 
     def go(self, state: SandboxState) -> None:
-        """Change the state, where the table has such a change."""
-        if state in TRANSITIONS[self.binding.state]:
-            self.binding = replace(self.binding, state=state)
-            self.unsaved = True
+        """Change the state; a step that the table does not have is a defect of ours and changes nothing."""
+        before = self.binding.state
+        if state not in TRANSITIONS[before]:
+            error = ValueError(f"{before.value} to {state.value}")
+            raise internal_error(f"the step of a sandbox from {error}", error) from error
+        self.binding = replace(self.binding, state=state)
+        self.unsaved = True
+
+    def used(self) -> None:
+        """Somebody uses or needs the sandbox, which is there."""
+        if self.binding.state is not SandboxState.ACTIVE:
+            self.go(SandboxState.ACTIVE)

@@ -1,26 +1,36 @@
-"""What is kept of runs and sessions beside their records and logs: files. A base that keeps none."""
+"""What is kept of runs and sessions beside their records and logs: files. Bases that keep none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from tidebox.broker.work import Work
-from tidebox.model.order import Ending, Order
+from tidebox.model.order import Order
 from tidebox.model.run import Run
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What became of a run's files."""
+class RunFiles:
+    """The files of one run, from before its box is opened until its end is in the store.
 
-    artifact_bytes: int = 0
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """Files that were not kept, by the reason."""
+    Its worker calls ``open``, runs what ``order`` returns, and calls ``close`` whatever happened in between.
+    """
+
+    def __init__(self) -> None:
+        self.artifact_bytes = 0
+        self.left_out: dict[str, int] = {}
+        """Files that were not kept, by the reason."""
+
+    async def open(self) -> None:
+        """Take hold of what the box is to be given."""
+
+    def order(self, order: Order) -> Order:
+        """``order`` with the files to copy into the box and to collect from it."""
+        return order
+
+    async def close(self) -> None:
+        """Let go of everything; harmless where nothing was opened."""
 
 
 class Keeper:
-    """Told of each run before its box is opened and after its program ended, in that order, by its worker."""
+    """The files of all runs and sessions."""
 
     async def start(self) -> None:
         """Tidy up after an earlier server."""
@@ -28,13 +38,9 @@ class Keeper:
     async def close(self) -> None:
         """Let go of everything."""
 
-    async def prepare(self, run: Run, work: Work, order: Order) -> Order:
-        """The order with what the box is to be given and what is to be taken out of it."""
-        return order
-
-    async def keep(self, run: Run, work: Work, ending: Ending) -> Kept:
-        """Keep what was taken out. All processes of the run are dead; nobody was told of its end yet."""
-        return Kept()
+    def run_files(self, run: Run, work: Work) -> RunFiles:
+        """The files of one run."""
+        return RunFiles()
 
     async def forget_session(self, session_id: str) -> None:
         """Remove the files of a session that has no runs any more."""

@@ -51,10 +51,25 @@ class Provisioner:
         self._terms = terms
         self._closing: set[asyncio.Task[None]] = set()
 
-    def candidates(self, binding: Binding) -> list[Provider]:
-        """Who makes a sandbox anew: whoever made the last one, which may still be there."""
+    def candidates(self, binding: Binding, preference: str) -> list[Provider]:
+        """Who makes a sandbox anew: whoever made the last one, which may still be there; then others, if it is gone."""
         known = self.providers.get(binding.provider)
-        return [known] if known is not None else self.providers.preferred(AUTO)
+        if known is None:
+            return self.providers.preferred(AUTO)
+        if preference != AUTO or not self.is_gone(binding):
+            return [known]
+        return [known, *(other for other in self.providers.preferred(AUTO) if other is not known)]
+
+    def is_gone(self, binding: Binding) -> bool:
+        """Whether the provider of a binding has been silent for so long that what it had is idle, and so over."""
+        provider = self.providers.get(binding.provider)
+        return provider is not None and provider.silent_for > self._terms.idle_timeout
+
+    async def give_up(self, held: Held, sandbox: LiveSandbox) -> None:
+        """Take a sandbox for lost whose provider is gone, so that the next who asks gets another one."""
+        self.lose(held, sandbox)
+        held.sandbox = None
+        await sandbox.close()
 
     async def provision(
         self,
@@ -109,7 +124,7 @@ class Provisioner:
             self.discard(sandbox)
             raise Over
         self._check_id(held, provider, sandbox)
-        sandbox.bind(held.binding.id, lambda seconds: self._used(held, seconds))
+        sandbox.bind(held.binding.id, lambda seconds: self._used(held, sandbox, seconds))
         known = held.binding.sandbox_id
         held.recreated, held.had_sandbox, held.told = held.had_sandbox and sandbox.id != known, True, False
         held.sandbox = sandbox
@@ -117,9 +132,9 @@ class Provisioner:
             replace(held.binding, sandbox_id=sandbox.id, provider=provider.name), time.time()
         )
         held.go(SandboxState.ACTIVE)
-        sandbox.on_gone(lambda: self._lost(held, sandbox))
+        sandbox.on_gone(lambda: self.lose(held, sandbox))
         if sandbox.gone:
-            self._lost(held, sandbox)
+            self.lose(held, sandbox)
         if provider.keeps:
             await self._save(held)
         for name in held.asked - {provider.name}:
@@ -144,16 +159,17 @@ class Provisioner:
             held.unsaved = True
             raise
 
-    def _used(self, held: Held, seconds_ago: float) -> None:
+    def _used(self, held: Held, sandbox: LiveSandbox, seconds_ago: float) -> None:
         at = time.time() - seconds_ago
         if at > held.binding.active_at:
             held.binding = replace(held.binding, active_at=at)
-            if seconds_ago < self._terms.idle_timeout:
-                held.go(SandboxState.ACTIVE)
+            # What is lost may still be told of, when another one is being made or all is over.
+            if seconds_ago < self._terms.idle_timeout and held.sandbox is sandbox and held.binding.state.live:
+                held.used()
 
-    def _lost(self, held: Held, sandbox: LiveSandbox) -> None:
-        """A sandbox is gone by itself; the binding stays."""
-        if held.over or held.sandbox is not sandbox:
+    def lose(self, held: Held, sandbox: LiveSandbox) -> None:
+        """A sandbox is gone by itself; the binding stays. Harmless where that is known."""
+        if held.over or held.sandbox is not sandbox or not held.binding.state.live:
             return
         held.go(SandboxState.FAILED)
         self.record("sandbox.access.lost", held.binding, "box_gone")

@@ -104,26 +104,29 @@ class LocalFiles(SandboxFiles):
 
     async def stat(self, path: str) -> FileInfo:
         """What is at ``path``."""
-        return await self._files.stat(path)
+        return await self._files.stat(await self._without_dots(path))
 
     async def list(self, path: str) -> tuple[str, list[FileInfo]]:
         """A directory, and its entries."""
+        path = await self._without_dots(path)
         return path, await self._files.list(path)
 
     async def mkdir(self, path: str) -> str:
         """Make a directory and its parents."""
         await self._files.mkdir(path)
-        return path
+        return await self._without_dots(path)
 
     async def remove(self, path: str, recursive: bool = False) -> str:
         """Remove a file, or a directory with everything in it."""
+        removed = await self._without_dots(path)
         await self._files.remove(path, recursive)
-        return path
+        return removed
 
     async def move(self, source: str, target: str) -> tuple[str, str]:
         """Move a file or directory."""
+        left = await self._without_dots(source)
         await self._files.rename(source, target)
-        return source, target
+        return left, await self._without_dots(target)
 
     async def size(self, path: str) -> int:
         """The bytes of a regular file."""
@@ -147,15 +150,16 @@ class LocalFiles(SandboxFiles):
         except BaseException:
             await self._remove_quietly(temporary)
             raise
-        return Stored(path, size)
+        return Stored(await self._without_dots(path), size)
 
     async def uploaded(self, path: str, upload_id: str) -> Stored:
         """What has come."""
+        shown = await self._without_dots(path)
         try:
-            return Stored(path, (await self._files.stat(_partial(path, upload_id))).size)
+            return Stored(shown, (await self._files.stat(_partial(path, upload_id))).size)
         except FileOperationFailed as error:
             if error.errno == errno.ENOENT:
-                return Stored(path, 0)
+                return Stored(shown, 0)
             raise
 
     async def append(
@@ -167,7 +171,8 @@ class LocalFiles(SandboxFiles):
             raise Conflict(f"offset: {size} bytes of this upload have come", field="offset", offset=size)
         if mode is None:
             mode = await self._mode_of(path)
-        return Stored(path, size + await self._write(_partial(path, upload_id), body, mode, size))
+        size += await self._write(_partial(path, upload_id), body, mode, size)
+        return Stored(await self._without_dots(path), size)
 
     async def complete(self, path: str, upload_id: str, size: int) -> None:
         """Rename it to its target."""
@@ -176,7 +181,22 @@ class LocalFiles(SandboxFiles):
     async def discard(self, path: str, upload_id: str) -> Stored:
         """Remove what has come."""
         await self._files.remove(_partial(path, upload_id))
-        return Stored(path, 0)
+        return Stored(await self._without_dots(path), 0)
+
+    async def _without_dots(self, path: str) -> str:
+        """The path as it is answered: without ``..``, which leads elsewhere after a link than its text says.
+
+        What follows the last one is left as it is, links too. Where nothing is found there the path is as it was given.
+        """
+        parts = path.split("/")
+        if ".." not in parts:
+            return path
+        end = len(parts) - parts[::-1].index("..")
+        try:
+            directory = await self._files.real_path("/".join(parts[:end]))
+        except FileOperationFailed:
+            return path
+        return posixpath.join(directory, *parts[end:])
 
     async def _mode_of(self, path: str) -> int:
         try:

@@ -37,6 +37,8 @@ class Stock:
         self._spec = spec
         self._size = size
         self._ready: deque[FreshBox] = deque()
+        self.opening = 0
+        """How many boxes are being made."""
         self._wanted = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._discarding: set[asyncio.Task[None]] = set()
@@ -73,6 +75,7 @@ class Stock:
         relayed = sandbox_id if self._runtime.features.relays else None
         spec = replace(self._spec, sandbox_id=relayed)
         limit = asyncio.timeout(STARTUP_SECONDS)
+        self.opening += 1
         try:
             async with limit:
                 return FreshBox(sandbox_id, await self._runtime.open(spec))
@@ -80,6 +83,8 @@ class Stock:
             if not limit.expired():
                 raise
             raise StartupTimeout(f"no sandbox could be made within {STARTUP_SECONDS:g} s", step="start") from None
+        finally:
+            self.opening -= 1
 
     async def _keep(self) -> None:
         pause = _RETRY_SECONDS

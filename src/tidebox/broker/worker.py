@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tidebox.broker.failures import internal_error
-from tidebox.broker.first_words import FirstWords
 from tidebox.broker.hub import Channel
-from tidebox.broker.keeping import Keeper, Kept
+from tidebox.broker.keeping import Keeper, RunFiles
 from tidebox.broker.logwriter import LogWriter
 from tidebox.broker.meter import Meter
 from tidebox.broker.scheduler import Place, Scheduler, Ticket
@@ -87,7 +86,7 @@ class Worker:
         self._meter = meter
         self._on_step = on_step
         self._keeper = keeper
-        self._kept = Kept()
+        self._files = RunFiles()
         self._verdict: Conclusion | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
@@ -177,8 +176,8 @@ class Worker:
                 time.time(),
                 log_bytes=log.written,
                 log_truncated=log.truncated,
-                artifact_bytes=self._kept.artifact_bytes,
-                left_out=self._kept.left_out,
+                artifact_bytes=self._files.artifact_bytes,
+                left_out=self._files.left_out,
             )
             return await self._advance(step)
         except _Lost:
@@ -186,6 +185,7 @@ class Worker:
         finally:
             if self.stdin is not None:
                 self.stdin.close()
+            await self._files.close()
 
     def _input_broken(self, rule: str) -> None:
         if self._channel is not None and not self._channel.over:
@@ -223,8 +223,6 @@ class Worker:
         self._meter.started(self.ticket.waited)
         channel.publish(PhaseChanged(Phase.STARTING))
 
-        first_words = FirstWords(self.work.launch)
-
         async def sink(event: Event) -> None:
             if isinstance(event, Started):
                 if self._startup is not None and not self._startup.expired():
@@ -234,7 +232,6 @@ class Worker:
                 return
             await self._told_of_beginning()
             if isinstance(event, Output):
-                first_words.note(event.data)
                 log.write(event.stream, event.data)
             elif isinstance(event, Exited):
                 log.flush()
@@ -248,9 +245,13 @@ class Worker:
                 self._startup = startup
                 if self._cancel.is_set():
                     return self._canceled()
-                order = await self._keeper.prepare(self._run, self.work, replace(order, kill=self._kill))
+                self._files = self._keeper.run_files(self._run, self.work)
+                await self._files.open()
+                order = self._files.order(replace(order, kill=self._kill))
                 ending = await self._runner.run(order, sink, self._cancel)
-                self._kept = await self._keeper.keep(self._run, self.work, ending)
+                if ending.not_started is not None:
+                    await self._told_of_beginning()
+                    log.write("stderr", ending.not_started.stderr)
         except TideboxError as error:
             return conclusion_of_failure(error)
         except _Lost:
@@ -263,11 +264,11 @@ class Worker:
             self._startup = None
         if ending.outcome is Outcome.CANCELLED and (self._shut_down or self._verdict is not None):
             return replace(self._canceled(), signal=ending.signal, usage=ending.usage)
-        if ending.outcome is Outcome.EXITED and (failure := first_words.failure(ending.exit_code)) is not None:
+        if ending.outcome is Outcome.EXITED and ending.not_started is not None:
             return Conclusion(
                 phase=Phase.FAILED,
                 reason=Reason.EXEC_FAILED,
-                message=failure,
+                message=f"the command could not be executed: {ending.not_started.reason}",
                 exit_code=ending.exit_code,
                 usage=ending.usage,
             )

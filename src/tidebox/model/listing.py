@@ -10,7 +10,10 @@ from tidebox.model.run import Phase, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunQuery:
-    """Which runs to list; None means any. Times are inclusive."""
+    """Which runs to list; None means any.
+
+    Times are inclusive, upper bounds with the whole millisecond: what clients are shown is cut off there.
+    """
 
     user: str | None = None
     session_id: str | None = None

@@ -9,7 +9,7 @@ from typing import Any
 from tidebox.model.box import BoxSpec, Captured, CaptureRule
 from tidebox.model.events import Event
 from tidebox.model.launch import Launch
-from tidebox.model.result import Outcome, Usage
+from tidebox.model.result import ExecError, Outcome, Usage
 from tidebox.model.switch import Switch
 
 CANCEL_GRACE_SECONDS = 2.0
@@ -50,3 +50,5 @@ class Ending:
     signal: int | None
     usage: Usage
     captured: Captured | None
+    not_started: ExecError | None = None
+    """Why the command could not be executed; the exit code is the one a shell gives for that."""

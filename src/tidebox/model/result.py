@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import errno
+import os
 from dataclasses import dataclass, field
 
 
@@ -26,6 +28,29 @@ class Usage:
     memory_peak: int | None = None
     pids_peak: int | None = None
     oom_kills: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecError:
+    """A command that could not be executed: the program never started."""
+
+    command: str
+    errno: int
+
+    @property
+    def reason(self) -> str:
+        """The system's words for it."""
+        return os.strerror(self.errno)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that every shell gives: not found, or found and not executable."""
+        return 127 if self.errno in (errno.ENOENT, errno.ENOTDIR) else 126
+
+    @property
+    def stderr(self) -> bytes:
+        """The line that a shell would write to standard error."""
+        return f"{self.command}: {self.reason}\n".encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +80,11 @@ class Result:
     def text(self) -> str:
         """Standard output as text; bytes that are not UTF-8 are replaced."""
         return self.stdout.decode("utf-8", "replace")
+
+
+def exit_status(exit_code: int | None, signal: int | None) -> int | None:
+    """One number for how a program ended, as a shell tells it: its exit code, or 128 and the signal that killed it."""
+    return exit_code if exit_code is not None or signal is None else 128 + signal
 
 
 def conclude(*, exit_code: int | None, signal: int | None, oom_kills: int) -> Outcome:

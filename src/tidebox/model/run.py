@@ -25,7 +25,7 @@ from tidebox.errors import (
     UnknownImage,
 )
 from tidebox.model.principal import Caller
-from tidebox.model.result import Outcome, Usage
+from tidebox.model.result import Outcome, Usage, exit_status
 
 
 class Phase(enum.Enum):
@@ -199,6 +199,11 @@ class Run:
     def user(self) -> str:
         """Whose it is."""
         return self.caller.principal.user
+
+    @property
+    def exit_status(self) -> int | None:
+        """Its ``exit_code`` as the interpreter service shows it: 128+n where signal n killed the program."""
+        return exit_status(self.exit_code, self.signal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

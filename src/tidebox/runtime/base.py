@@ -87,6 +87,10 @@ class Files(abc.ABC):
     async def rename(self, source: str, target: str) -> None:
         """Move a file or directory, replacing a file at the target."""
 
+    @abc.abstractmethod
+    async def real_path(self, path: str) -> str:
+        """The path without links and ``..``; its last name need not exist."""
+
 
 class Watch(abc.ABC):
     """Tells what changes in a directory of a box's workspace, from the moment on that there is one."""
@@ -201,6 +205,8 @@ class RuntimeSettings:
     """The interpreter of Python programs in the image ``host``, where the one that is found will not do."""
     allow_weak_isolation: bool = False
     allow_nested_filters: bool = False
+    max_processes: int = 512
+    """RLIMIT_NPROC of boxes that are not made for more."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What tells where programs and the login session of this process are."""
 
@@ -214,6 +220,8 @@ class Runtime(abc.ABC):
     version: str | None = None
     interpreters: Mapping[str, str]
     """The interpreters of its default image: the commands that start them, and where they are."""
+    max_processes: int = 0
+    """How many processes a box that is not made for more may have."""
 
     @abc.abstractmethod
     def __init__(self, settings: RuntimeSettings) -> None: ...

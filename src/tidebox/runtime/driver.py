@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -16,7 +15,7 @@ from tidebox.model.box import Command
 from tidebox.model.events import Exited, Output
 from tidebox.model.launch import WORKSPACE, Program
 from tidebox.model.order import Ending, Order, Sink
-from tidebox.model.result import Outcome, Usage, conclude
+from tidebox.model.result import ExecError, Outcome, Usage, conclude
 from tidebox.model.switch import Switch
 from tidebox.runtime.base import Box, Exec, Runner, Runtime
 from tidebox.runtime.pool import CellKey, Pool
@@ -162,6 +161,7 @@ class _Watch:
         self._sink = sink
         self._cancel = cancel
         self._reason: Outcome | None = None
+        self._not_started: ExecError | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._helpers: list[asyncio.Task[None]] = []
 
@@ -202,7 +202,14 @@ class _Watch:
             captured = await self._box.capture(self._order.capture)
         if self._order.harvest is not None:
             await self._order.harvest(self._box)
-        return Ending(outcome=outcome, exit_code=code, signal=number, usage=usage, captured=captured)
+        return Ending(
+            outcome=outcome,
+            exit_code=code,
+            signal=number,
+            usage=usage,
+            captured=captured,
+            not_started=self._not_started,
+        )
 
     def _time_out(self) -> None:
         # A program that is over and only not read to its end was in time.
@@ -238,18 +245,9 @@ class _Watch:
             # An interpreter that the image does not have is not the program's own failure.
             if self._order.launch.direct or self._order.launch.program.mode != "exec":
                 raise
-            return await self._not_started(error)
+            self._not_started = ExecError(self._order.launch.command[0], error.details.get("errno") or errno.EIO)
+            return Exited(self._not_started.exit_code)
         return None
-
-    async def _not_started(self, error: ExecFailed) -> Exited:
-        """As a parked process says it that cannot become the program: the answer does not depend on the cell."""
-        number = error.details.get("errno") or 0
-        missing = number in (errno.ENOENT, errno.ENOTDIR)
-        text = f"{self._order.launch.command[0]}: {os.strerror(number)}\n"
-        await self._sink(Output("stderr", text.encode("utf-8", "surrogateescape")))
-        exited = Exited(127 if missing else 126)
-        await self._sink(exited)
-        return exited
 
     async def _feed(self, stdin: bytes | AsyncIterator[bytes]) -> None:
         """Standard input, beside the output: a program may do either first."""

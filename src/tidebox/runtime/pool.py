@@ -50,6 +50,7 @@ class CellKey:
     inodes: int
     open_files: int
     file_size: int
+    processes: int
 
     @classmethod
     def of(cls, runtime: Runtime, kind: CellKind, spec: BoxSpec) -> CellKey:
@@ -65,6 +66,7 @@ class CellKey:
             limits.inodes,
             limits.open_files,
             limits.file_size,
+            max(limits.pids, runtime.max_processes),
         )
 
     @property

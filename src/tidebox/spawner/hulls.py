@@ -44,6 +44,14 @@ class Hull:
             pass
         os.close(self.pidfd)
 
+    def is_dead(self) -> bool:
+        """Whether its init is dead or about to be: whatever failed, another hull may serve."""
+        try:
+            _signal.pidfd_send_signal(self.pidfd, 0)
+            return self.is_sinking()
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+
     def is_sinking(self) -> bool:
         """Whether its init is about to end; to be asked while something in it has not been waited for."""
         fd = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)

@@ -85,6 +85,7 @@ class Spawner:
             "shape": self._shape,
             "open": self._open,
             "limit": self._limit,
+            "continue": self._continue,
             "freeze": self._freeze,
             "lost": self._lost,
             "close": self._close,
@@ -357,6 +358,10 @@ class Spawner:
     def _limit(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         self._leaf_of(message).limit(**message["limits"])
         return {}
+
+    def _continue(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Not answered. Templates are of this process's group, programs lead their own."""
+        os.killpg(os.getpgrp(), _signal.SIGCONT)
 
     def _freeze(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         self._leaf_of(message).freeze(message["frozen"])

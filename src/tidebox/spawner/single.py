@@ -2,15 +2,17 @@
 
 Besides its hull, whose init only sleeps, such a box is one process: forked from the template into the namespaces of the
 hull, it sets the box up around itself, gives up every power, waits for its order on its standard input and becomes the
-program. Until then it runs nothing but our code, and by then it holds nothing but its streams. That it is to be a
-Python of ours may be said when the box is ordered; what that is to run comes through the standard input all the same.
+program. Until then it runs nothing but our code, and by then it holds nothing but its streams: the control socket by
+which it reports an exec that failed is closed by the one that succeeds, and before a Python program of ours begins.
+That it is to be a Python of ours may be said when the box is ordered; what that is to run comes through the standard
+input all the same.
 
 What it does is a list of calls that the template has made ready: a process that was just forked has to copy every page
 it writes to, and code that runs for the first time writes to many.
 
 The template is the parent of all these programs. Through a socket per box that no program ever holds the box tells that
-it stands, and the template how its program ended; signals come down that way. The template never sees a program: what
-is in its memory is in that of all later boxes.
+it stands, or that its program cannot be executed, and the template how its program ended; signals come down that way.
+The template never sees a program: what is in its memory is in that of all later boxes.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ _REPORT = Struct("=iqq")
 _ORDER_SIZE = Struct("=I")
 _PAIR = Struct("2i")
 _LARGEST_SIGNAL = 4096
+# How many hulls are taken for one box where they are found dead: more than are kept ready.
+_MOST_HULLS = 8
 
 
 class Single:
@@ -72,6 +76,7 @@ class Single:
         start = child.Start(program["argv"], env, program["cwd"], self._user, rlimits, False)
         start.stdio = (0, 1, 2)
         start.apart = True
+        start.keeps_status = True
         return start
 
 
@@ -121,27 +126,55 @@ class SingleBoxes:
 
     def open(self, order: BoxOrder) -> None:
         """Make a box; OSError if that fails."""
-        hull = self._take_hull(order.number)
+        box = self._cloned(order)
         try:
-            first, last = _entering(order, hull), _announcing(order)
-            sys_.enter_namespace(hull.pidfd, sys_.CLONE_NEWPID)
-            self._oom_score.raise_it()
-            try:
-                pid, program = sys_.clone(0, order.cgroup_directory)
-                if pid == 0:
-                    self._live(order, first, last)
-            finally:
-                self._oom_score.restore()
-                sys_.enter_namespace(self._own_pids, sys_.CLONE_NEWPID)
+            self._watch(box.program, lambda: self._on_end(box))
+            self._watch(box.control, lambda: self._on_control(box))
         except OSError:
-            hull.sink()
+            self._give_up(box)
             raise
-        control, *others = order.descriptors
-        for descriptor in others:
+        for descriptor in order.descriptors[1:]:
             os.close(descriptor)
-        box = _Box(control, hull, pid, program)
-        self._watch(program, lambda: self._on_end(box))
-        self._watch(control, lambda: self._on_control(box))
+
+    def _cloned(self, order: BoxOrder) -> _Box:
+        left = _MOST_HULLS
+        while True:
+            hull = self._hulls.take()
+            try:
+                ids.map_box(hull.pid, order.number, self._two_ids)
+                pid, program = self._clone(order, hull)
+                return _Box(order.descriptors[0], hull, pid, program)
+            except OSError:
+                # Somebody may have killed it, while it waited or just now.
+                left -= 1
+                dead = hull.is_dead()
+                hull.sink()
+                if not (dead and left):
+                    raise
+
+    def _clone(self, order: BoxOrder, hull: Hull) -> tuple[int, int]:
+        """The process that becomes the program: its pid, and the descriptor of that."""
+        first, last = _entering(order, hull), _announcing(order)
+        sys_.enter_namespace(hull.pidfd, sys_.CLONE_NEWPID)
+        try:
+            self._oom_score.raise_it()
+            pid, program = sys_.clone(0, order.cgroup_directory)
+            if pid == 0:
+                self._live(order, first, last)
+        finally:
+            self._oom_score.restore()
+            sys_.enter_namespace(self._own_pids, sys_.CLONE_NEWPID)
+        return pid, program
+
+    def _give_up(self, box: _Box) -> None:
+        """End a box whose descriptors cannot be watched; those of its order stay open."""
+        if box.program in self._watched:
+            self._epoll.unregister(box.program)
+            del self._watched[box.program]
+        box.hull.sink()
+        _signal.pidfd_send_signal(box.program, _signal.SIGKILL)
+        sys_.wait(box.pid)
+        os.close(box.program)
 
     def refuse(self, order: BoxOrder, failure: steps.StepFailed) -> None:
         """Tell why there is no such box."""
@@ -149,18 +182,6 @@ class SingleBoxes:
             os.write(order.ends[0], channel.pack({"re": order.request, **failure.told()}))
         except OSError:
             pass  # nobody wants it any more
-
-    def _take_hull(self, number: int) -> Hull:
-        while True:
-            hull = self._hulls.take()
-            try:
-                ids.map_box(hull.pid, number, self._two_ids)
-                return hull
-            except FileNotFoundError:
-                hull.sink()  # somebody killed it while it waited
-            except OSError:
-                hull.sink()
-                raise
 
     def handle(self, fd: int) -> None:
         """Something happened to a watched descriptor."""
@@ -171,8 +192,8 @@ class SingleBoxes:
             self._watched[fd]()
 
     def _watch(self, fd: int, callback: Callable[[], None]) -> None:
-        self._watched[fd] = callback
         self._epoll.register(fd, select.EPOLLIN)
+        self._watched[fd] = callback
 
     def _let_go(self, fd: int) -> int:
         # Closing is not enough: a clone may still hold a copy, and epoll would go on reporting a number that means
@@ -229,7 +250,7 @@ class SingleBoxes:
             steps.run(single.set_up)
             steps.run(last)
             if order.builtin is not None:
-                single.setup.builtins[order.builtin[0]](order.builtin[1:])
+                single.setup.builtins[order.builtin[0]](order.builtin[1:], _CONTROL)
             start = single.await_order()
             if start is None:
                 os._exit(0)
@@ -278,12 +299,11 @@ def _taking_devices(order: BoxOrder) -> list[Prepared]:
 
 
 def _announcing(order: BoxOrder) -> list[Prepared]:
-    """Tell that the box stands; what has no more to tell lets go of the socket too."""
+    """Tell that the box stands, and keep only what the process needs to tell that it cannot become the program."""
     ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _PAIR.pack(_HULL, _WORKSPACE))]
-    kept = _HULL if order.builtin is None else _CONTROL
     return [
         ("tell that the box stands", _control.sendmsg, ([order.announcement], ancillary, _socket.MSG_NOSIGNAL)),
-        ("keep nothing", os.closerange, (kept, _WORKSPACE + 1)),
+        ("keep the control socket", os.closerange, (_HULL, _WORKSPACE + 1)),
     ]
 
 

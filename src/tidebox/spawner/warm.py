@@ -73,8 +73,11 @@ def capture(modules: Iterable[str], path: Iterable[str]) -> None:
     _baseline = Baseline(modules, path)
 
 
-def park(args: list[str]) -> NoReturn:
-    """Become a bare interpreter, wait for a program on descriptor 0, be that program, and end as it ends."""
+def park(args: list[str], control: int = -1) -> NoReturn:
+    """Become a bare interpreter, wait for a program on descriptor 0, be that program, and end as it ends.
+
+    A command that cannot be executed is reported through ``control``, a close-on-exec socket to the host, where given.
+    """
     try:
         try:
             _get_ready()
@@ -86,7 +89,9 @@ def park(args: list[str]) -> NoReturn:
             _fail(f"no program: {error}", NOT_EXECUTABLE)
         if order is None:
             _exit(0)
-        code, refused = _prepare(order)
+        if order.mode != "exec" and control >= 0:
+            os.close(control)
+        code, refused = _prepare(order, control)
         del order
         leaving.live(code, refused, _baseline.objects)
     finally:
@@ -210,7 +215,7 @@ _SAMPLE_FIELDS = (b"script", b"", b"/dev/null", _SAMPLE, b"0", b"", b"")
 _SAMPLE_BLOCK = b"".join([len(field).to_bytes(4, "big") + field for field in _SAMPLE_FIELDS])
 
 
-def _prepare(order: Program) -> tuple[CodeType | None, BaseException | None]:
+def _prepare(order: Program, control: int = -1) -> tuple[CodeType | None, BaseException | None]:
     """Set up everything but the running of the code; the error says why there is none."""
     if resource is not None:
         soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -236,7 +241,7 @@ def _prepare(order: Program) -> tuple[CodeType | None, BaseException | None]:
         except OSError as error:
             _fail(f"cannot write {path!r}: {error.strerror}", NOT_EXECUTABLE)
     if order.mode == "exec":
-        _execute(arguments)
+        _execute(arguments, control=control)
     command = ["-c", os.fsdecode(order.source)] if order.mode == "code" else [path]
     plain = ["python3", *command, *arguments]
     code, refused = None, None
@@ -307,7 +312,7 @@ def _names_an_encoding(source: bytes) -> bool:
     return any(b"#" in line and b"coding" in line and b"utf-8" not in line for line in (first, second))
 
 
-def _execute(argv: list[str], executable: str = "") -> NoReturn:
+def _execute(argv: list[str], executable: str = "", control: int = -1) -> NoReturn:
     for number in (_SIGPIPE, _SIGXFSZ):
         # What the interpreter ignores for itself a program it starts would inherit.
         _signal.signal(number, _signal.SIG_DFL)
@@ -322,7 +327,18 @@ def _execute(argv: list[str], executable: str = "") -> NoReturn:
             # A file that cannot be executed says more than the absence of one in a later directory.
             if error.errno not in _ABSENT or failure.errno in _ABSENT:
                 failure = error
+    if control >= 0:
+        _report(control, failure.errno or errno.EIO)
     _fail(f"{name}: {failure.strerror}", NOT_FOUND if failure.errno in _ABSENT else NOT_EXECUTABLE)
+
+
+def _report(control: int, number: int) -> NoReturn:
+    """Tell the host, in the words of a start that failed (errno, then the step), that the exec did."""
+    try:
+        os.write(control, number.to_bytes(4, sys.byteorder) + b"exec")
+    except OSError:
+        pass  # nobody waits for it any more
+    _exit(NOT_EXECUTABLE)
 
 
 def _has_user_site() -> bool:

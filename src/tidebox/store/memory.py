@@ -10,6 +10,7 @@ from tidebox.errors import Forbidden, NotFound
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim, settle
 from tidebox.model.listing import RunPage, RunQuery, searched
+from tidebox.model.moments import iso_time
 from tidebox.model.run import STARTABLE, UNFINISHED, Phase, Run, Transition, advanced
 from tidebox.model.sandbox import Binding, SandboxState
 from tidebox.model.session import Session, SessionState
@@ -362,4 +363,7 @@ def _time_and_text(run: Run, query: RunQuery) -> Iterator[bool]:
 def _within(moment: float | None, low: float | None, high: float | None) -> bool:
     if low is None and high is None:
         return True
-    return moment is not None and (low is None or moment >= low) and (high is None or moment <= high)
+    # To the microsecond, as the other stores keep times.
+    if moment is None or (low is not None and round(moment, 6) < low):
+        return False
+    return high is None or iso_time(moment) <= iso_time(high)

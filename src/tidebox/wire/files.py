@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidebox.wire.bulk import BulkOffer
 from tidebox.wire.fields import (
     BOOL,
+    I32,
     I64,
     TEXT,
     TO_GUEST,
@@ -292,12 +293,13 @@ class FsRequest(Message):
 
 
 class FsResponse(Message):
-    """The end of a filesystem operation."""
+    """The end of a filesystem operation; ``errno`` is why the kernel refused it, where the agent tells."""
 
     WIRE, GENERATION, DIRECTION, FLAGS = "core.fs.response", 2, TO_HOST, FLAG_TERMINAL
     ok: bool = field(BOOL)
     error: str | None = field(TEXT, default=None)
     data: ResponseData | None = field(OneOf(StatData, ListData, HandleData, PathData), default=None)
+    errno: int | None = field(I32, default=None, omit=True)
 
 
 class FsData(DataMessage):

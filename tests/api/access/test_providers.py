@@ -171,7 +171,7 @@ def test_programs_and_shells_of_a_relayed_sandbox(ada: Client, server: RunningSe
             ("stdout", "/wDDKA==")
         ]
         assert any(frame["type"] == "stderr" and frame["data"] == "err\n" for frame in frames)
-        assert (frames[-1]["exit_code"], frames[-1]["signal"]) == (None, "KILL")
+        assert (frames[-1]["exit_code"], frames[-1]["signal"]) == (137, "KILL")
     with open_socket(server, "/v1/exec/ws", token) as connection:
         program = Socket(connection)
         program.send("start", command=["/there/is/none"])

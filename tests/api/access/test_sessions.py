@@ -8,7 +8,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tests.api.access.clients import Client, error_of, found, use, wait_for
+from tests.api.access.clients import JWT_SECRET, Client, error_of, found, use, wait_for
 from tests.api.conftest import RunningServer
 from tidebox.model.ids import new_id
 
@@ -227,8 +227,10 @@ def test_nothing_without_a_credential(server: RunningServer, thread: str) -> Non
 
 
 def test_too_many_sandboxes_or_requests(start_server: Any) -> None:
-    server = start_server(max_sandboxes_per_user="2", rate_limit="12/hour", pool_sandboxes="0")
-    with Client(server) as client:
+    server = start_server(
+        max_sandboxes_per_user="2", rate_limit="12/hour", pool_sandboxes="0", auth_jwt_secret=JWT_SECRET
+    )
+    with Client(server, "ada") as client:
         first = client.ensure("t1")
         client.ensure("t2")
         error = error_of(client.negotiate(thread_id="t3", mode="ensure"), 429, "RATE_LIMITED")

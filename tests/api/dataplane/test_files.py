@@ -261,6 +261,31 @@ def test_stat_list_move_and_remove(http: httpx2.Client, there: str) -> None:
     assert names(http, there) == []
 
 
+def test_a_path_with_dots_is_answered_as_the_real_one(http: httpx2.Client, there: str) -> None:
+    def post(operation: str, **body: object) -> Any:
+        answer = http.post(f"/v1/files/{operation}", json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    name = there.rpartition("/")[2]
+    link = f"ln -s /tmp {there}/link && mkdir /tmp/{name} && ln -s nowhere /tmp/{name}/dangling"
+    assert http.post("/v1/exec", json={"command": link}).json()["exit_code"] == 0
+    up = f"{there}/../../tmp/{name}/x"
+    assert put(http, up, b"1")["path"] == f"/tmp/{name}/x"
+    assert http.get("/v1/files/stat", params={"path": up}).json()["path"] == f"/tmp/{name}/x"
+    listing = http.get("/v1/files/list", params={"path": f"{there}/../../tmp/{name}"}).json()
+    assert (listing["path"], listing["entries"][-1]["path"]) == (f"/tmp/{name}", f"/tmp/{name}/x")
+    # After a link `..` leads elsewhere than its text says; a link at the end stays one.
+    assert http.get("/v1/files/stat", params={"path": f"{there}/link/../etc/passwd"}).json()["path"] == "/etc/passwd"
+    dangling = http.get("/v1/files/stat", params={"path": f"{there}/../../tmp/{name}/dangling"}).json()
+    assert (dangling["path"], dangling["type"]) == (f"/tmp/{name}/dangling", "symlink")
+    # Directories that are missing are made, those before `..` too.
+    assert post("mkdir", path=f"{there}/new/../..{name}")["path"] == f"{there}/..{name}"
+    moved = post("move", source=up, target=f"/tmp/{name}/../{name}/y")
+    assert moved == {"source": f"/tmp/{name}/x", "target": f"/tmp/{name}/y"}
+    assert post("remove", path=f"/tmp/{name}/../{name}/y")["path"] == f"/tmp/{name}/y"
+
+
 def test_names_and_times_that_programs_make_up(http: httpx2.Client, there: str) -> None:
     script = f"""
 import os

@@ -16,6 +16,7 @@ from websockets.typing import Origin
 
 from tests.api.conftest import NO_CELLS, RunningServer
 from tests.api.fathom.client import Client, connected
+from tests.api.interpreter.service import JWT_SECRET, token
 
 SUCCESS = ["ack", "running", "stdout", "completed", "result"]
 FOREVER = "import os, time; os.write(1, b'up\\n'); time.sleep(600)"
@@ -457,8 +458,9 @@ async def test_a_full_server_tells_to_come_later(start_server: Callable[..., Run
 
 
 async def test_too_many_requests_are_told_to_come_later(start_server: Callable[..., RunningServer]) -> None:
-    server = start_server(rate_limit="3/hour")
-    async with connected(server) as client:
+    server = start_server(rate_limit="3/hour", auth_jwt_secret=JWT_SECRET)
+    headers = {"Authorization": f"Bearer {token('ada')}", "X-Protocol-Version": "1"}
+    async with connected(server, additional_headers=headers) as client:
         done = [await client.run("print(1)") for _ in range(4)]
         assert done[0].sequence == SUCCESS
         assert done[-1].sequence == ["SANDBOX_OVERLOADED"]

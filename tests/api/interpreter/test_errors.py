@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from tests.api.conftest import NO_CELLS, RunningServer
-from tests.api.interpreter.service import Service
+from tests.api.interpreter.service import JWT_SECRET, Service, token
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "errors.md"
 
@@ -77,15 +77,17 @@ def test_examples(
 ) -> None:
     # Some leave runs behind that nobody waits for.
     ended_at_once = {"drain_grace_sec": "0", **NO_CELLS}
-    server = start_server(**ended_at_once, **example.settings) if example.settings else interpreter_server
+    settings = {name: value.replace("{secret}", JWT_SECRET) for name, value in example.settings.items()}
+    server = start_server(**ended_at_once, **settings) if settings else interpreter_server
     with Service.of(server) as service:
         text = "\n\n".join(example.requests)
-        known = {"{1 KiB}": "x" * 1024, "{64 KiB}": "x" * 65536, "{key}": server.key}
+        known = {"{1 KiB}": "x" * 1024, "{64 KiB}": "x" * 65536, "{key}": server.key, "{token}": token("ada")}
         if "{session}" in text:
             known["{session}"] = service.session()
         if "{run}" in text:
             known["{run}"] = service.run()["id"]
-        with httpx.Client(base_url=server.url, headers=server.headers, timeout=30) as client:
+        headers = {} if "Authorization:" in text else server.headers
+        with httpx.Client(base_url=server.url, headers=headers, timeout=30) as client:
             *before, last = (filled(request, known) for request in example.requests)
             for request in before:
                 assert send(client, request).status_code < 300

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 import re
 import time
 from collections.abc import Callable
@@ -88,16 +89,22 @@ def test_runs_on_their_own_share_nothing(ada: Service) -> None:
     ("body", "phase", "exit_code", "reason"),
     [
         ({"command": ["sh", "-c", "exit 7"]}, "failed", 7, "exit_code_nonzero"),
-        ({"command": ["sh", "-c", "kill -SEGV $$"]}, "failed", None, "killed_by_signal"),
+        ({"command": ["sh", "-c", "kill -SEGV $$"]}, "failed", 139, "killed_by_signal"),
         ({"command": ["no-such-program"]}, "failed", 127, "exec_failed"),
         ({"command": ["/etc/passwd"]}, "failed", 126, "exec_failed"),
         ({"command": ["sh", "-c", "no-such-program"]}, "failed", 127, "exit_code_nonzero"),
+        (
+            {"command": ["sh", "-c", "echo 'sh: No such file or directory' >&2; exit 127"]},
+            "failed",
+            127,
+            "exit_code_nonzero",
+        ),
         ({"command": HELLO, "base_image": "nosuch:1"}, "failed", None, "image_pull_failed"),
-        ({"command": ["sleep", "60"], "timeout_sec": 0.5}, "timed_out", None, "execution_timeout"),
+        ({"command": ["sleep", "60"], "timeout_sec": 0.5}, "timed_out", 137, "execution_timeout"),
         (
             {"command": ["python", "-c", "x = bytearray(10**9)"], "resources": {"memory_mb": 64}},
             "failed",
-            None,
+            137,
             "oom_killed",
         ),
         (
@@ -116,9 +123,22 @@ def test_how_runs_end(ada: Service, body: dict[str, Any], phase: str, exit_code:
     assert (run["phase"], run["exit_code"], run["reason_code"]) == (phase, exit_code, reason)
 
 
+def test_a_program_killed_by_a_signal_has_the_shells_exit_code_everywhere(
+    ada: Service, interpreter_server: RunningServer
+) -> None:
+    run = ada.run(["sh", "-c", "kill -KILL $$"])
+    lines = ada.get(f"/runs/{run['run_id']}/logs", params={"format": "jsonl"}).text.splitlines()
+    (listed,) = (item for item in ada.get("/runs").json()["items"] if item["id"] == run["id"])
+    with Service.of(interpreter_server, "root", "sandbox_admin") as admin:
+        seen = admin.get(f"/admin/runs/{run['run_id']}").json()
+    for found in (run, listed, seen, json.loads(lines[-1])["data"]):
+        assert (found["exit_code"], found["signal"]) == (137, 9)
+
+
 def test_exec_failures_look_the_same_with_files(ada: Service) -> None:
     run = ada.run(["no-such-program"], files=[file("a", b"")])
     assert (run["phase"], run["exit_code"], run["reason_code"]) == ("failed", 127, "exec_failed")
+    assert ada.log(run["run_id"]) == "no-such-program: No such file or directory\n"
 
 
 def test_a_start_that_takes_too_long(start_server: Callable[..., RunningServer]) -> None:

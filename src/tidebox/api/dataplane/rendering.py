@@ -8,6 +8,7 @@ from tidebox.api.dataplane import frames
 from tidebox.broker.processes import ProcessEnd
 from tidebox.model.events import StreamName
 from tidebox.model.limits import MIB
+from tidebox.model.result import exit_status
 
 # The longest character of UTF-8, but for its last byte.
 _MAX_TAIL = 3
@@ -68,7 +69,7 @@ def shown_end(end: ProcessEnd) -> dict[str, Any]:
     if (kills := counted.get("oom_kills")) is not None:
         usage["oom_kills"] = kills
     return {
-        "exit_code": end.exited.code,
+        "exit_code": exit_status(end.exited.code, end.exited.signal),
         "signal": frames.signal_name(end.exited.signal),
         "duration_ms": round(end.seconds * 1000),
         "resource_usage": usage,

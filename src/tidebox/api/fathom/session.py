@@ -109,6 +109,9 @@ class _Run:
         """Say how it ended."""
         assert self.execution is not None
         ending = self.execution.ended
+        if isinstance(ending, Ending) and ending.not_started is not None:
+            line = ending.not_started.stderr
+            self._outbox.put_output(self.id, "stderr", self._streams["stderr"].feed(line), len(line))
         self._flush()
         if isinstance(ending, TideboxError):
             self._outbox.put(frames.error(self.id, error_code(ending), ending.message))

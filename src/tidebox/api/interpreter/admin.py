@@ -187,7 +187,7 @@ def _shown(run: Run) -> dict[str, Any]:
         "base_image": facts.base_image,
         "image_digest": facts.image_digest,
         "phase": run.phase.value,
-        "exit_code": run.exit_code,
+        "exit_code": run.exit_status,
         "reason_code": run.reason.value if run.reason is not None else None,
         "message": run.message,
         "created_at": moment(run.created_at),

@@ -86,7 +86,7 @@ def outcome(run: Run) -> dict[str, Any]:
     found: dict[str, Any] = {
         "run_id": run.id,
         "phase": run.phase.value,
-        "exit_code": run.exit_code,
+        "exit_code": run.exit_status,
         "signal": run.signal,
         "reason_code": run.reason.value if run.reason is not None else None,
         "message": run.message,

@@ -214,7 +214,7 @@ def shown_run(run: Run) -> dict[str, Any]:
         "id": run.id,
         "session_id": facts.session_id,
         "phase": run.phase.value,
-        "exit_code": run.exit_code,
+        "exit_code": run.exit_status,
         "signal": run.signal,
         "reason_code": reason,
         "status_reason_code": reason,

@@ -22,6 +22,16 @@ class Provider(abc.ABC):
     def up(self) -> bool:
         """Whether it is worth asking."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether whoever asks now waits for many others, so that another one is asked first."""
+        return False
+
+    @property
+    def silent_for(self) -> float:
+        """The seconds between the first and the last try since it answered; 0 where it did."""
+        return 0.0
+
     @abc.abstractmethod
     async def start(self) -> None:
         """Be ready."""
@@ -61,9 +71,9 @@ class Providers:
         return self._by_name.get(name)
 
     def preferred(self, preference: str) -> list[Provider]:
-        """Those that may be asked, best first: the one that is named, or all of them, those that are down last."""
+        """Those that may be asked, best first: the one that is named, or all, first those that are up and not busy."""
         if preference == AUTO:
-            return sorted(self._by_name.values(), key=lambda provider: not provider.up)
+            return sorted(self._by_name.values(), key=lambda provider: (not provider.up, provider.busy))
         named = self._by_name.get(preference)
         if named is None:
             raise RuntimeUnavailable(f"there is no provider {preference!r} here", provider=preference)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 from tidebox.broker.providers.base import Provider
 from tidebox.broker.sandboxes import LiveSandbox, Sandbox
 from tidebox.broker.stock import FreshBox, Stock
 from tidebox.errors import RuntimeUnavailable
 from tidebox.model.providers import LOCAL
+
+_MOST_OPENING = 2 * len(os.sched_getaffinity(0))
 
 
 class LocalProvider(Provider):
@@ -23,6 +27,11 @@ class LocalProvider(Provider):
     def up(self) -> bool:
         """Whether this server runs programs."""
         return self._enabled
+
+    @property
+    def busy(self) -> bool:
+        """Whether none is ready, and more are being made than the machine makes at once."""
+        return not self._stock.ready and self._stock.opening >= _MOST_OPENING
 
     async def start(self) -> None:
         """Begin to make some beforehand."""

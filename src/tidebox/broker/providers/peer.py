@@ -62,6 +62,8 @@ class Peer:
         self._key = key
         self._tls = ssl.create_default_context(cafile=ca) if url.startswith("https:") else None
         self._down_until = 0.0
+        self._failures: tuple[float, float] | None = None
+        """When it did not answer first and last, since it last did."""
         transport = httpx2.AsyncHTTPTransport(
             verify=self._tls or False,
             # How many there are is bounded by how many are open to this server.
@@ -80,6 +82,14 @@ class Peer:
     def up(self) -> bool:
         """Whether it answered when it was last tried, or that is a while ago."""
         return time.monotonic() >= self._down_until
+
+    @property
+    def silent_for(self) -> float:
+        """The time between the first and the last try since it answered; 0 where it did."""
+        return 0.0 if self._failures is None else self._failures[1] - self._failures[0]
+
+    def _answered(self) -> None:
+        self._down_until, self._failures = 0.0, None
 
     async def ask(
         self, method: str, path: str, content: Any = None, *, seconds: float = _ANSWER_SECONDS
@@ -106,7 +116,7 @@ class Peer:
             headers["Content-Type"] = "application/json"
         timeout = httpx2.Timeout(seconds, connect=_CONNECT_SECONDS)
         async with self._http.stream(method, path, content=body, headers=headers, timeout=timeout) as answer:
-            self._down_until = 0.0
+            self._answered()
             found = await _content(answer)
         if answer.is_success:
             return found
@@ -139,7 +149,7 @@ class Peer:
         timeout = httpx2.Timeout(silence, connect=_CONNECT_SECONDS)
         try:
             async with self._http.stream(method, target, content=body, headers=shown, timeout=timeout) as answer:
-                self._down_until = 0.0
+                self._answered()
                 yield answer
         except httpx2.HTTPError as error:
             raise self._failed(error) from None
@@ -150,7 +160,7 @@ class Peer:
         if request_id is not None:
             headers["X-Request-ID"] = request_id
         try:
-            return await connect(
+            socket = await connect(
                 self.url.replace("http", "ws", 1) + target,
                 additional_headers=headers,
                 user_agent_header=f"tidebox/{tidebox.__version__}",
@@ -161,6 +171,8 @@ class Peer:
                 close_timeout=_CONNECT_SECONDS,
                 max_size=_MAX_FRAME_BYTES,
             )
+            self._answered()
+            return socket
         except InvalidStatus as error:
             if error.response.status_code == 401:
                 raise Unauthorized("the pass is not good any more") from None
@@ -173,7 +185,9 @@ class Peer:
         message = f"the provider {self.name} does not answer"
         unreached = isinstance(error, (*_NOT_CONNECTED, OSError))
         if unreached or isinstance(error, httpx2.TimeoutException):
-            self._down_until = time.monotonic() + _DOWN_SECONDS
+            now = time.monotonic()
+            self._down_until = now + _DOWN_SECONDS
+            self._failures = (now if self._failures is None else self._failures[0], now)
         return (Unreached if unreached else ProviderUnavailable)(message, provider=self.name)
 
     async def close(self) -> None:

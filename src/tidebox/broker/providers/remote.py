@@ -82,6 +82,11 @@ class RemoteProvider(Provider):
         """Whether it answered when it was last tried."""
         return self.peer.up
 
+    @property
+    def silent_for(self) -> float:
+        """The time between the first and the last try since the server answered."""
+        return self.peer.silent_for
+
     async def start(self) -> None:
         """It is found out when it is needed whether the server is there."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import msgspec
@@ -26,6 +27,13 @@ ERRORS: dict[str, type[TideboxError]] = {
     "RATE_LIMITED": QuotaExceeded,
     "BACKEND_UNAVAILABLE": BoxGone,
 }
+# What a code of the dataplane means here, so that it is answered by the same code.
+_ERRNOS = {
+    "FILE_NOT_FOUND": errno.ENOENT,
+    "FILE_ACCESS_DENIED": errno.EACCES,
+    "FILE_CONFLICT": errno.EEXIST,
+    "NO_SPACE": errno.ENOSPC,
+}
 # Of what another server says no more is handed on than clients can act upon.
 _DETAILS = ("field", "offset", "type", "quota", "limit")
 
@@ -42,7 +50,7 @@ def failure(error: PeerError) -> TideboxError:
     """The same error of this server."""
     details = {name: error.details[name] for name in _DETAILS if isinstance(error.details.get(name), (str, int))}
     if error.code.startswith("FILE_") or error.code == "NO_SPACE":
-        return FileOperationFailed(error.message, **details)
+        return FileOperationFailed(error.message, errno=_ERRNOS.get(error.code), **details)
     found = ERRORS.get(error.code)
     if found is None:
         return ProviderUnavailable("the server of the sandbox refuses")

@@ -4,8 +4,8 @@
 // program block on stdin, puts the program's name where node takes it from, and leaves: node itself then runs the
 // program, so that the module kind, the stack traces and the exit codes are its own.
 //
-// What remains different from a plain start: process.uptime() counts from the parking, and below `[eval]` a stack trace
-// has fewer lines of node's own.
+// What remains different from a plain start: process.uptime() counts from the parking, below `[eval]` a stack trace has
+// fewer lines of node's own, and process.stderr waits for its reader instead of keeping what a full pipe does not take.
 'use strict';
 
 {
@@ -48,6 +48,8 @@
     const { Writable } = require('stream');
     const nowhere = new Writable({ write: (chunk, encoding, done) => done() });
     new Console(nowhere, nowhere).log('%s', 'hello', { a: [1, 'b'] });
+    // To learn about colors that has made stderr, and with it the pipe non-blocking: fs.writeSync(2) would lose output.
+    process.stderr._handle?.setBlocking?.(true);
     new Module('')._compile('exports.a = () => 1;', '/warm');
   };
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 # Small enough that the agent writes one chunk while the next is under way.
 WRITE_CHUNK_SIZE = 1 << 20
-# How the agent refuses a listing that one answer does not hold.
-_TOO_LARGE = f"(os error {errno.EOVERFLOW})"
 _READ_DIR_LIMIT = 4096
 
 
@@ -75,7 +73,8 @@ class LinkFiles(Files):
         try:
             return _entries(await self.call(wire.List(path=path)))
         except FileOperationFailed as error:
-            if not error.message.endswith(_TOO_LARGE):
+            # How the agent refuses a listing that one answer does not hold.
+            if error.errno != errno.EOVERFLOW:
                 raise
         answer = await self.call(wire.OpenDir(path=path))
         if not isinstance(answer, wire.HandleData):
@@ -102,6 +101,13 @@ class LinkFiles(Files):
     async def rename(self, source: str, target: str) -> None:
         """Move a file or directory."""
         await self.call(wire.Rename(src=source, dst=target))
+
+    async def real_path(self, path: str) -> str:
+        """The path without links and ``..``."""
+        answer = await self.call(wire.RealPath(path=path))
+        if not isinstance(answer, wire.PathData):
+            raise _wrong_answer()
+        return answer.path
 
     async def _open(self, path: str, options: wire.OpenOptions) -> int:
         answer = await self.call(wire.OpenFile(path=path, options=options))
@@ -170,7 +176,7 @@ def _outcome(item: object) -> wire.ResponseData | None:
     if not isinstance(item, FsResponse):
         raise _wrong_answer()
     if not item.ok:
-        raise FileOperationFailed(item.error or "the operation failed")
+        raise FileOperationFailed(item.error or "the operation failed", errno=item.errno)
     return item.data
 
 

@@ -30,8 +30,9 @@ from tidebox.runtime.relay import Relay
 from tidebox.wire.messages import ExecRequest, Rlimit
 
 SHM_BYTES = 64 * MIB
-# How long the processes of a box that was killed may take to go.
+# How long the processes of a box that was killed may take to go, and when something that was stopped may be why.
 _DEATH_SECONDS = 10.0
+_SLOW_DEATH_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -182,6 +183,7 @@ class NativeBox(Box):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass  # it is dead, which its descriptor tells
+        slow = asyncio.get_running_loop().call_later(_SLOW_DEATH_SECONDS, self._spawner.continue_templates)
         try:
             async with asyncio.timeout(_DEATH_SECONDS):
                 if self._frozen:
@@ -195,6 +197,8 @@ class NativeBox(Box):
             if self._link is not None:
                 await self._link.close()
             raise BoxGone("the box was killed and does not end: a process of it is stuck in the kernel") from None
+        finally:
+            slow.cancel()
 
     async def usage(self) -> Usage:
         return Usage(

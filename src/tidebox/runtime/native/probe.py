@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def report(spawner: dict[str, Any], facts: HostFacts, own: OwnFiles, guarded: fr
         Finding(Guarantee.SYSCALL_FILTER, True, f"seccomp allow-list for {os.uname().machine}"),
         Finding(Guarantee.NO_PRIVILEGES, True, "no capability, no_new_privs, nosuid mounts"),
         Finding(Guarantee.MEMORY, bool(cgroup), f"{counted}, swap off" if cgroup else counted, remedy),
-        Finding(Guarantee.PIDS, bool(cgroup), counted, remedy),
+        Finding(Guarantee.PIDS, bool(cgroup), counted + _process_rlimit(two_ids), remedy),
         Finding(Guarantee.CPU, bool(cgroup), counted, remedy),
         Finding(Guarantee.DISK, True, "tmpfs with size and inode caps"),
         Finding(Guarantee.TIME, True, "the host's clock, RLIMIT_CPU behind it"),
@@ -100,6 +101,11 @@ def report(spawner: dict[str, Any], facts: HostFacts, own: OwnFiles, guarded: fr
     return Report("native", True, findings, facts=told)
 
 
+def processes_are_counted_per_box(two_ids: bool) -> bool:
+    """Whether RLIMIT_NPROC counts the processes of one box: by uid, and since Linux 5.14 by user namespace too."""
+    return two_ids or _kernel() >= (5, 14)
+
+
 def _private_files(own: OwnFiles) -> Finding:
     if not own.overlay:
         return Finding(
@@ -112,6 +118,12 @@ def _private_files(own: OwnFiles) -> Finding:
     return Finding(Guarantee.PRIVATE_FILES, True, f"an overlay for each box; {devices}")
 
 
+def _process_rlimit(two_ids: bool) -> str:
+    if processes_are_counted_per_box(two_ids):
+        return "; RLIMIT_NPROC for each box"
+    return "; no RLIMIT_NPROC, which counts all processes of this user (before Linux 5.14)"
+
+
 def _kernel_memory(cgroup: int, guarded: frozenset[str]) -> str:
     """What a box can take of the kernel's memory that its control group does not count."""
     options = _read("/proc/cmdline").split()
@@ -122,6 +134,7 @@ def _kernel_memory(cgroup: int, guarded: frozenset[str]) -> str:
     return "; ".join(problems) or "counted; file locks and unaccepted connections end a box that piles them up"
 
 
+@functools.cache
 def _kernel() -> tuple[int, ...]:
     numbers = os.uname().release.split("-")[0].split(".")
     return tuple(int(number) for number in numbers[:2] if number.isdigit())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 import os
@@ -65,6 +66,7 @@ class NativeRuntime(Runtime):
         self._sockets = settings.agent_sockets
         self._allow_weak_isolation = settings.allow_weak_isolation
         self._allow_nested_filters = settings.allow_nested_filters
+        self.max_processes = settings.max_processes
         self._environment = settings.environment
         self._facts = host.gather(self._host)
         self._numbers = itertools.count(1)
@@ -119,7 +121,10 @@ class NativeRuntime(Runtime):
             try:
                 return await self._open(spec, image, first, first_input, spare)
             except ProvisionFailed as error:
-                if error.details.get("step") not in ("spawner", "template"):
+                step = error.details.get("step")
+                if step == "enter the hull" and error.details.get("errno") == errno.ESRCH:
+                    continue  # somebody killed its init meanwhile
+                if step not in ("spawner", "template"):
                     raise
                 # The spawner or a template was killed under us; as a rule there is a new one by the time we ask again.
                 self._forget_templates()
@@ -232,11 +237,9 @@ class NativeRuntime(Runtime):
     async def _define_shape(self, spawner: Spawner, template: str, image: Image, spec: BoxSpec) -> str:
         """Tell the template once what boxes of this kind have in common; the name to order one by."""
         limits = spec.limits
-        name = (
-            f"{limits.workspace} {limits.inodes} {limits.open_files} {limits.file_size} {limits.pids} {limits.memory}"
-        )
-        if self._spawner_facts["cgroup"]:
-            name = name.rsplit(" ", 2)[0]
+        name = f"{limits.workspace} {limits.inodes} {limits.open_files} {limits.file_size} {self._processes(limits)}"
+        if not self._spawner_facts["cgroup"]:
+            name = f"{name} {limits.memory}"
         if (template, name) not in self._shapes:
             workspace_bytes, tmp_bytes, shm_bytes = file_systems(limits)
             shape = BoxShape(
@@ -269,11 +272,26 @@ class NativeRuntime(Runtime):
         for name, most in MOST_BY_RLIMIT:
             together = self._spawner_facts["together"][name]
             rlimits.append([name, most if together is None else min(most, together // _SHARES)])
+        if (processes := self._processes(limits)) is not None:
+            rlimits.append(["nproc", processes])
         if not self._spawner_facts["cgroup"]:
-            # All there is without a cgroup, and each process has it for itself. Not the address space: JavaScript
-            # engines reserve gigabytes of it that they never use.
-            rlimits += [["nproc", limits.pids], ["data", limits.memory]]
+            # Each process has it for itself. Not the address space: JavaScript engines reserve gigabytes of it that
+            # they never use.
+            rlimits.append(["data", limits.memory])
         return rlimits
+
+    def _processes(self, limits: Limits) -> int | None:
+        """RLIMIT_NPROC of a box; None where that would count the processes of others too.
+
+        All there is without a cgroup. Behind one it is the same for all boxes, so that a cell can serve any of them.
+        """
+        two_ids = self._spawner_facts["two_ids"]
+        if not probe.processes_are_counted_per_box(two_ids):
+            return None
+        if not self._spawner_facts["cgroup"]:
+            return limits.pids
+        # With one uid for both, init and what the agent keeps ready are counted too.
+        return max(limits.pids, self.max_processes) + (0 if two_ids else 2)
 
     def _forget_templates(self) -> None:
         self._templates.clear()

@@ -236,6 +236,11 @@ class Spawner:
         if not self.gone.is_set():
             self._post({"op": "close", "id": next(self._ids), "box": box, "given_up": given_up})
 
+    def continue_templates(self) -> None:
+        """Let templates run that somebody stopped: the program of a dead box is gone only when its template took it."""
+        if not self.gone.is_set():
+            self._post({"op": "continue", "id": next(self._ids)})
+
     def note_files(self, files: Mapping[str, str]) -> None:
         """Where what boxes use is counted."""
         self._leaves.files = files

@@ -159,4 +159,4 @@ def _told_as_ours() -> Iterator[None]:
                 f"the machine has no more watches to give ({error.strerror}); see fs.inotify in sysctl(8)",
                 quota="watches",
             ) from None
-        raise FileOperationFailed(f"watch: {error.strerror} (os error {error.errno})") from None
+        raise FileOperationFailed(f"watch: {error.strerror} (os error {error.errno})", errno=error.errno) from None

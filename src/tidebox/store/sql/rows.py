@@ -11,6 +11,7 @@ import msgspec
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.listing import searched
+from tidebox.model.moments import iso_time
 from tidebox.model.run import Phase, Run
 from tidebox.model.session import Session, SessionState
 
@@ -22,6 +23,11 @@ _decode_session = msgspec.json.Decoder(Session).decode
 def stamp(moment: float) -> str:
     """A time as it is kept: ISO-8601, UTC, always of one length."""
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def stamp_within(moment: float) -> str:
+    """The last stamp in the millisecond of a time."""
+    return iso_time(moment).replace("Z", "999Z")
 
 
 def moment(stamp: str) -> float:
@@ -47,7 +53,7 @@ def changing_columns(run: Run) -> dict[str, Any]:
     """What of a run's row changes in its life."""
     return {
         "phase": run.phase.value,
-        "exit_code": run.exit_code,
+        "exit_code": run.exit_status,
         "started_at": _stamped(run.started_at),
         "finished_at": _stamped(run.finished_at),
         "message": _without_nul(run.message),

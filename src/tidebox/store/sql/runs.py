@@ -19,7 +19,7 @@ from tidebox.model.summary import Summary, Totals
 from tidebox.store.base import Creation, Holdings
 from tidebox.store.sql import claims, sessions
 from tidebox.store.sql.artifacts import forget_artifacts, having
-from tidebox.store.sql.rows import changing_columns, record_of, run_of, run_row, stamp
+from tidebox.store.sql.rows import changing_columns, record_of, run_of, run_row, stamp, stamp_within
 from tidebox.store.sql.schema import run_records, run_work, runs
 
 _columns = runs.c
@@ -209,7 +209,7 @@ def _conditions(connection: sa.Connection, query: RunQuery, *, scan: bool) -> li
         if low is not None:
             conditions.append(column >= stamp(low))
         if high is not None:
-            conditions.append(column <= stamp(high))
+            conditions.append(column <= stamp_within(high))
     if query.text is not None:
         position = sa.func.instr if sqlite else sa.func.strpos
         conditions.append(position(_columns.search, query.text.lower()) > 0)

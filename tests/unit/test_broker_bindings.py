@@ -289,6 +289,9 @@ async def test_a_binding_leaves_a_provider_that_is_gone_for_good(
     maker.silent_for = 3600.0
     maker.made[0].in_use = True
     await bindings.look()
+    assert state_of(held) is SandboxState.ACTIVE
+    maker.made[0].in_use = False
+    await bindings.look()
     assert state_of(held) is SandboxState.FAILED
     if preference == AUTO:
         _, sandbox = await bindings.obtain(ADA, ASK)

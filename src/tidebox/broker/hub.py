@@ -248,8 +248,8 @@ class StoredReader:
                 self._last, _ = await self._files.call(log.last_seq)
                 await self._files.call(log.close)
         following = self._last + 1
-        if self._run.reason is Reason.SERVER_RESTARTED and self._asked is not None:
-            # Its readers have seen a little more than the killed server had written down: numbers do not go back.
+        if self._run.reason in (Reason.SERVER_RESTARTED, Reason.NODE_LOST) and self._asked is not None:
+            # Its readers have seen more than there is here of what the lost server wrote down: numbers do not go back.
             return max(following, self._asked)
         return following
 
@@ -326,11 +326,15 @@ class Hub:
         channel = self._open[run_id] = Channel(max_bytes=self._buffer_bytes, file=file)
         return channel
 
-    async def resume(self, run_id: str) -> Channel:
-        """The channel of a run that an earlier server accepted: it goes on where that one stopped."""
-        if self.files is None:
-            return self.open(run_id)
-        file, last_seq = await self.files.resume(run_id)
+    async def resume(self, run_id: str, *, after: int = 0) -> Channel:
+        """The channel of a run that an earlier server accepted: it goes on where that one stopped.
+
+        Of one that another node accepted the log is not here: numbers up to ``after`` may have been used there.
+        """
+        file, last_seq = None, 0
+        if self.files is not None:
+            file, last_seq = await self.files.resume(run_id)
+        last_seq = max(last_seq, after)
         channel = self._open[run_id] = Channel(max_bytes=self._buffer_bytes, last_seq=last_seq, file=file)
         return channel
 

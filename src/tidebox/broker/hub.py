@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tidebox.broker.frame import Frame, Gap
-from tidebox.broker.logfile import LogFile, LogFiles, StoredLog
+from tidebox.broker.logstore import LogSink, LogStore, StoredLog
 from tidebox.model.log import Ended, Heartbeat, LogEntry
 from tidebox.model.run import Reason, Run
 
@@ -40,7 +40,7 @@ class Reader(Protocol):
 class Channel:
     """The log of one run."""
 
-    def __init__(self, *, max_bytes: int, last_seq: int = 0, file: LogFile | None = None) -> None:
+    def __init__(self, *, max_bytes: int, last_seq: int = 0, file: LogSink | None = None) -> None:
         self._max_bytes = max_bytes
         self._file = file
         self._frames: dict[int, Frame] = {}
@@ -121,7 +121,7 @@ class Channel:
         seq: int | None = None,
         *,
         tail: bool = False,
-        files: LogFiles | None = None,
+        files: LogStore | None = None,
         run_id: str = "",
         on_drop: Callable[[int], None] | None = None,
     ) -> ChannelReader:
@@ -146,7 +146,7 @@ class ChannelReader:
         self,
         channel: Channel,
         seq: int,
-        files: LogFiles | None,
+        files: LogStore | None,
         run_id: str,
         on_drop: Callable[[int], None] | None,
     ) -> None:
@@ -195,13 +195,12 @@ class ChannelReader:
             self._stored = await self._files.open(self._run_id)
         if self._stored is None:
             return []
-        return await self._files.call(self._stored.read_from, self.next_seq, _BATCH_BYTES)
+        return await self._stored.read_from(self.next_seq, _BATCH_BYTES)
 
     async def _leave_file(self) -> None:
         if self._stored is not None:
             stored, self._stored = self._stored, None
-            assert self._files is not None
-            await self._files.call(stored.close)
+            await stored.close()
 
     async def close(self) -> None:
         """Read no more."""
@@ -214,7 +213,7 @@ class ChannelReader:
 class StoredReader:
     """A place in a log that is on the disk only, of a run that is over."""
 
-    def __init__(self, files: LogFiles, log: StoredLog | None, run: Run, seq: int | None, *, tail: bool) -> None:
+    def __init__(self, files: LogStore, log: StoredLog | None, run: Run, seq: int | None, *, tail: bool) -> None:
         self._files = files
         self._log = log
         self._run = run
@@ -230,7 +229,7 @@ class StoredReader:
             return []
         frames: list[Frame] = []
         if self._log is not None and not self._tail:
-            frames = await self._files.call(self._log.read_from, self._next, _BATCH_BYTES)
+            frames = await self._log.read_from(self._next, _BATCH_BYTES)
         if frames:
             found = _with_gaps(self._next, frames)
             self._last = frames[-1].seq
@@ -245,8 +244,8 @@ class StoredReader:
         if not self._last and self._log is not None:
             log = await self._files.open(self._run.id)
             if log is not None:
-                self._last, _ = await self._files.call(log.last_seq)
-                await self._files.call(log.close)
+                self._last = await log.last_seq()
+                await log.close()
         following = self._last + 1
         if self._run.reason in (Reason.SERVER_RESTARTED, Reason.NODE_LOST) and self._asked is not None:
             # Its readers have seen more than there is here of what the lost server wrote down: numbers do not go back.
@@ -257,7 +256,7 @@ class StoredReader:
         """Read no more."""
         if self._log is not None:
             log, self._log = self._log, None
-            await self._files.call(log.close)
+            await log.close()
 
 
 def _with_gaps(following: int, frames: list[Frame]) -> list[Frame | Gap]:
@@ -278,7 +277,7 @@ class Hub:
 
     def __init__(
         self,
-        files: LogFiles | None = None,
+        files: LogStore | None = None,
         *,
         buffer_bytes: int = 8 * 1024 * 1024,
         kept_bytes: int = 32 * 1024 * 1024,

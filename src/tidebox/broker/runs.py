@@ -21,7 +21,7 @@ from tidebox.broker.audited import audited
 from tidebox.broker.failures import internal_error
 from tidebox.broker.hub import Channel, Hub, Reader
 from tidebox.broker.keeping import Keeper
-from tidebox.broker.logfile import StoredLog
+from tidebox.broker.logstore import StoredLog
 from tidebox.broker.meter import Meter
 from tidebox.broker.quotas import Quotas, day_of
 from tidebox.broker.scheduler import Place, Scheduler

@@ -243,6 +243,7 @@ def _shares(settings: Settings) -> tuple[int | None, int | None]:
 
 
 def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> FileKeeper:
+    from tidebox.broker.artifact_files import ArtifactFiles
     from tidebox.broker.artifacts import ArtifactRules, Artifacts
     from tidebox.broker.filekeeping import FileKeeper
     from tidebox.broker.git import GitRules
@@ -264,7 +265,8 @@ def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> File
     )
     upload_rules = UploadRules(max_received=settings.max_upload_mb * MIB, stage=stage)
     uploads = Uploads(settings.data_dir, workspaces, upload_rules, git, meter, audit)
-    return FileKeeper(store, workspaces, Artifacts(settings.data_dir, store, rules, meter), uploads, audit)
+    artifacts = Artifacts(ArtifactFiles(settings.data_dir / "runs"), store, rules, meter)
+    return FileKeeper(store, workspaces, artifacts, uploads, audit)
 
 
 def _sandboxes(settings: Settings, stock: Stock, store: Store, audit: Audit, membership: Membership) -> Sandboxes:

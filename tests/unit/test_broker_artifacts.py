@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+from tidebox.broker.artifact_files import ArtifactFiles
 from tidebox.broker.artifacts import ArtifactRules, Artifacts
 from tidebox.broker.meter import Meter
 from tidebox.model.box import CapturedFile, CapturedTree, CaptureRule
@@ -41,7 +42,7 @@ async def _run(store: MemoryStore, name: str) -> Run:
 
 async def test_files_that_are_just_being_captured_are_not_taken_for_nobodys(tmp_path: Path) -> None:
     store = MemoryStore()
-    artifacts = Artifacts(tmp_path, store, ArtifactRules(), Meter())
+    artifacts = Artifacts(ArtifactFiles(tmp_path / "runs"), store, ArtifactRules(), Meter())
     box = _Stopped()
     capturing = asyncio.create_task(artifacts.capture(await _run(store, "run-1"), cast(Box, cast(Any, box)), ["*"]))
     await box.copied.wait()
@@ -54,7 +55,7 @@ async def test_files_that_are_just_being_captured_are_not_taken_for_nobodys(tmp_
 
 async def test_files_of_runs_that_the_store_has_forgotten_go(tmp_path: Path) -> None:
     store = MemoryStore()
-    artifacts = Artifacts(tmp_path, store, ArtifactRules(), Meter())
+    artifacts = Artifacts(ArtifactFiles(tmp_path / "runs"), store, ArtifactRules(), Meter())
     box = _Stopped()
     box.go_on.set()
     await artifacts.capture(await _run(store, "run-1"), cast(Box, cast(Any, box)), ["*"])

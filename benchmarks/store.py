@@ -146,9 +146,9 @@ async def life(store: SqliteStore, rounds: int) -> dict[str, float]:
     for number in range(rounds):
         run = some_run(0, random.Random(f"life {number}"), 1.0)
         await take("create a run", store.create_run(Creation(run=run, work=b"x" * 500)))
-        await take("a run is given a slot", store.advance_run(run.id, Transition(to=Phase.STARTING, at=1.0)))
-        await take("a run begins", store.advance_run(run.id, Transition(to=Phase.RUNNING, at=1.0)))
-        await take("a run ends", store.advance_run(run.id, ended(over, 2.0)))
+        await take("a run is given a slot", store.advance_run(run, Transition(to=Phase.STARTING, at=1.0)))
+        await take("a run begins", store.advance_run(run, Transition(to=Phase.RUNNING, at=1.0)))
+        await take("a run ends", store.advance_run(run, ended(over, 2.0)))
         await take("read a run", store.run(run.id))
     return {name: statistics.median(found) for name, found in times.items()}
 

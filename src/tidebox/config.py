@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tidebox.errors import InvalidRequest
+from tidebox.model.node import is_node_id
 from tidebox.model.providers import RemoteServer, read_servers
 
 PREFIX = "SANDBOX_"
@@ -113,6 +114,12 @@ def _postgres_url(text: str) -> str:
     if not text.startswith(("postgresql://", "postgres://")):
         raise ValueError("give a URL that begins with postgresql://")
     return "postgresql://" + text.partition("://")[2]
+
+
+def _node_id(text: str) -> str:
+    if not is_node_id(text):
+        raise ValueError("give 1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit")
+    return text
 
 
 def _git_schemes(text: str) -> tuple[str, ...]:
@@ -302,6 +309,10 @@ class Settings:
     )
     store_url: str | None = _setting(
         "The database of the PostgreSQL store: postgresql://user:password@host/database.", _postgres_url, secret=True
+    )
+    node_id: str | None = _setting(
+        "The name of this server among those on one PostgreSQL database; by default one kept in the data directory.",
+        _node_id,
     )
     audit_retention_days: int = _setting("Days after which the audit log of a day is removed.", _whole, 30, low=1)
 

@@ -1,4 +1,4 @@
-"""The directory a server keeps its state in: who uses it, and the key that is kept there."""
+"""The directory a server keeps its state in: who uses it, and the key and the name that are kept there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 from types import TracebackType
 
 from tidebox.errors import Conflict, InvalidRequest
+from tidebox.model.node import is_node_id
 
 _LOCK = "server.lock"
 _KEY = "api-key"
+_NODE = "node-id"
 
 
 class DataDir:
@@ -64,16 +66,37 @@ class DataDir:
 
     def _make_key(self) -> str:
         key = f"tb_{secrets.token_urlsafe(32)}"
-        # Renamed into place: a server that is killed in between must not leave half a key.
-        fresh = self.path / f"{_KEY}.new"
+        self._write(_KEY, key)
+        return key
+
+    def node_id(self) -> str:
+        """The name by which servers on one database know the one of this directory, made if there is none yet."""
+        path = self.path / _NODE
+        try:
+            if not path.exists():
+                self._write(_NODE, f"node-{secrets.token_hex(6)}")
+            found = path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not text"
+            raise InvalidRequest(f"the file {path} cannot be used: {reason}") from None
+        if not is_node_id(found):
+            raise InvalidRequest(f"the file {path} has no node id: remove it, and a new one is made")
+        return found
+
+    def home(self) -> str:
+        """A name of this very directory: a copy of it has another one."""
+        return f"{self.node_id()}.{(self.path / _NODE).stat().st_ino}"
+
+    def _write(self, name: str, text: str) -> None:
+        # Renamed into place: a server that is killed in between must not leave half of it.
+        fresh = self.path / f"{name}.new"
         fresh.unlink(missing_ok=True)
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            file.write(key + "\n")
+            file.write(text + "\n")
             file.flush()
             os.fsync(descriptor)
-        fresh.rename(self.key_file)
-        return key
+        fresh.rename(self.path / name)
 
     def sweep(self, sockets: Path) -> None:
         """Remove the sockets of a server that was killed: its boxes died with it."""

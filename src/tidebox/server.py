@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tidebox.broker.providers.base import Providers
     from tidebox.broker.stock import Stock
     from tidebox.broker.tokens import KeyRing
+    from tidebox.cluster.membership import Membership
     from tidebox.store.base import Store
 
 _log = structlog.get_logger("tidebox.server")
@@ -114,13 +115,25 @@ async def _run(settings: Settings, data_dir: DataDir, sock: socket.socket) -> No
             await services.broker.open()
         except OSError as error:
             raise InvalidRequest(f"the audit log in {data_dir.path} cannot be written: {error.strerror}") from None
+        giving_way = loop.create_task(_give_way(services.broker.membership, stop))
         try:
             await _serve(services, engine, sock, _banner(settings, data_dir, sock, report), stop)
         finally:
+            giving_way.cancel()
             await services.sandboxes.close()
             await services.broker.close()
+        if services.broker.membership.superseded.is_set():
+            raise Conflict(
+                f"another server has joined as the node {services.broker.membership.node_id}: give each its own"
+            )
     finally:
         await engine.close()
+
+
+async def _give_way(membership: Membership, stop: _Stop) -> None:
+    """Stop when another server is this node: two cannot be one."""
+    await membership.superseded.wait()
+    stop.asked.set()
 
 
 def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
@@ -156,6 +169,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
 
     metrics = Metrics(engine.runtime.name, levels)
     store = _store(settings)
+    membership = _membership(settings, data_dir, store)
     audit = Audit(settings.data_dir / "audit", retention_days=settings.audit_retention_days)
     files = _files(settings, store, metrics, audit)
     own_slots, own_places = _shares(settings)
@@ -182,6 +196,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
             log_bytes=settings.logs_cap_mb * MIB,
         ),
         reaper_interval=settings.reaper_interval_sec,
+        membership=membership,
         hub=Hub(
             LogFiles(settings.data_dir / "runs"),
             buffer_bytes=settings.ws_buffer_frames * PIECE_BYTES,
@@ -190,7 +205,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
         ),
     )
     stock = Stock(engine.runtime, _live_shape(settings), settings.pool_sandboxes)
-    sandboxes = _sandboxes(settings, stock, store, audit)
+    sandboxes = _sandboxes(settings, stock, store, audit, membership)
     policy = _policy(settings)
     runtimes = Runtimes(lambda runtime, image: engine.runners[runtime].runtime.resolve(image))
     return Services(
@@ -228,6 +243,7 @@ def _shares(settings: Settings) -> tuple[int | None, int | None]:
 
 
 def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> FileKeeper:
+    from tidebox.broker.artifact_files import ArtifactFiles
     from tidebox.broker.artifacts import ArtifactRules, Artifacts
     from tidebox.broker.filekeeping import FileKeeper
     from tidebox.broker.git import GitRules
@@ -249,10 +265,11 @@ def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> File
     )
     upload_rules = UploadRules(max_received=settings.max_upload_mb * MIB, stage=stage)
     uploads = Uploads(settings.data_dir, workspaces, upload_rules, git, meter, audit)
-    return FileKeeper(store, workspaces, Artifacts(settings.data_dir, store, rules, meter), uploads, audit)
+    artifacts = Artifacts(ArtifactFiles(settings.data_dir / "runs"), store, rules, meter)
+    return FileKeeper(store, workspaces, artifacts, uploads, audit)
 
 
-def _sandboxes(settings: Settings, stock: Stock, store: Store, audit: Audit) -> Sandboxes:
+def _sandboxes(settings: Settings, stock: Stock, store: Store, audit: Audit, membership: Membership) -> Sandboxes:
     from tidebox.broker.access import Sandboxes
     from tidebox.broker.bindings import Bindings
     from tidebox.broker.leases import Terms
@@ -274,6 +291,7 @@ def _sandboxes(settings: Settings, stock: Stock, store: Store, audit: Audit) -> 
         store=store,
         audit=audit,
         providers=_providers(settings, stock),
+        membership=membership,
         terms=Terms(
             token_ttl=settings.token_ttl_sec,
             lease_ttl=settings.lease_ttl_sec,
@@ -284,6 +302,7 @@ def _sandboxes(settings: Settings, stock: Stock, store: Store, audit: Audit) -> 
         max_per_user=settings.max_sandboxes_per_user,
         claims_kept=settings.idempotency_ttl_sec,
     )
+    membership.register(bindings)
     return Sandboxes(
         bindings,
         audit=audit,
@@ -343,6 +362,17 @@ def _store(settings: Settings) -> Store:
             )
         return PostgresStore(settings.store_url)
     return SqliteStore(settings.store_db_path or settings.data_dir / "meta" / "sandbox_store.db")
+
+
+def _membership(settings: Settings, data_dir: DataDir, store: Store) -> Membership:
+    node_id = settings.node_id or data_dir.node_id()
+    if store.shared:
+        from tidebox.cluster.shared import SharedMembership
+
+        return SharedMembership(store, node_id, data_dir.home())
+    from tidebox.cluster.membership import Membership
+
+    return Membership(node_id)
 
 
 def _policy(settings: Settings) -> Policy:

@@ -58,6 +58,10 @@ def test_the_file_may_be_elsewhere(start_server: Callable[..., RunningServer], t
     run_to_its_end(server)
     assert (tmp_path / "own" / "runs.db").exists()
     assert not (server.data_dir / "meta").exists()
+    # A directory of its own does not help a second server.
+    same = {"SANDBOX_STORE_DB_PATH": str(tmp_path / "own" / "runs.db")}
+    line = refused("--data-dir", tmp_path / "other", env=same)
+    assert f"another server uses the database {tmp_path / 'own' / 'runs.db'}" in line
 
 
 def test_a_store_in_memory_leaves_no_file(start_server: Callable[..., RunningServer], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sqlite3
 import subprocess
@@ -25,6 +26,7 @@ from tests.contract.test_stores import make_claim, make_run, make_session, step
 from tidebox.errors import QuotaExceeded, StoreUnavailable
 from tidebox.model.idempotency import Claim
 from tidebox.model.listing import RunQuery
+from tidebox.model.node import NOBODY, Owner
 from tidebox.model.run import Phase
 from tidebox.store import migrations
 from tidebox.store.base import Creation, Holdings, SessionCreation, SessionQuery
@@ -37,12 +39,12 @@ from tidebox.store.sql.versions import HEAD, REVISIONS
 Engine = Callable[[], sa.Engine]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[postgres.Server]:
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> postgres.Server:
     if (reason := postgres.missing()) is not None:
         pytest.skip(reason)
-    with postgres.running() as server:
-        yield server
+    server: postgres.Server = request.getfixturevalue("postgres_server")
+    return server
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -157,14 +159,20 @@ async def test_an_old_database_is_upgraded_with_what_it_has(engine: sa.Engine) -
     run = make_run()
     with engine.begin() as connection:
         migrate(connection, REVISIONS[0])
-        connection.execute(metadata.tables["sandbox_runs"].insert(), run_row(run))
-        row = {"run_id": run.id, "record": record_of(run)}
+        old = sa.Table("sandbox_runs", sa.MetaData(), autoload_with=connection)
+        connection.execute(old.insert(), {name: value for name, value in run_row(run).items() if name in old.columns})
+        record = json.loads(record_of(run))
+        del record["owner"], record["attempt"]
+        row = {"run_id": run.id, "record": json.dumps(record)}
         connection.execute(metadata.tables["sandbox_run_records"].insert(), row)
     store = store_of(engine)
     await store.start()
     try:
         assert await store.run(run.id) == run
         assert (await store.list_sessions(SessionQuery())).total == 0
+        # It is the first server's that starts.
+        owner = Owner("node-1", 7)
+        assert await store.recover_runs(owner) == [(replace(run, owner=owner), None)]
     finally:
         await store.close()
     with engine.begin() as connection:
@@ -224,8 +232,8 @@ async def test_a_program_that_has_begun_is_not_to_be_found_in_any_file(tmp_path:
         run = make_run(f"run-{number}")
         await store.create_run(Creation(run=run, work=word))
         assert _having(tmp_path, b"secret") == [run.id]
-        await store.advance_run(run.id, step(Phase.STARTING))
-        await store.advance_run(run.id, step(Phase.RUNNING))
+        await store.advance_run(run, step(Phase.STARTING))
+        await store.advance_run(run, step(Phase.RUNNING))
         # As a server that is killed now leaves them: the log is still there.
         assert _having(tmp_path, run.id.encode()) != []
         assert _having(tmp_path, b"secret") == []
@@ -248,7 +256,7 @@ async def test_a_program_that_was_refused_is_not_kept(tmp_path: Path) -> None:
     again = Creation(run=make_run("run-2"), work=b"a secret", claim=claim, response=b"{}")
     assert await store.create_run(again) is not None
     assert _having(tmp_path, b"a secret") == []
-    assert [work for _, work in await store.unfinished_runs()] == [b"first"]
+    assert [work for _, work in await store.recover_runs(NOBODY)] == [b"first"]
     await store.close()
 
 
@@ -262,7 +270,7 @@ async def test_a_program_that_a_killed_server_could_not_remove_is_removed_by_the
     (left / "run-3").write_bytes(b"of a run that was never accepted")
     again = SqliteStore(tmp_path / "store.db")
     await again.start()
-    assert [work for _, work in await again.unfinished_runs()] == [b"run-1", b"run-2"]
+    assert [work for _, work in await again.recover_runs(NOBODY)] == [b"run-1", b"run-2"]
     assert sorted(path.name for path in left.iterdir()) == ["run-1", "run-2"]
     assert {path.stat().st_mode & 0o777 for path in left.iterdir()} == {0o600}
     assert left.stat().st_mode & 0o777 == 0o700
@@ -385,8 +393,8 @@ async def write():
             await store.create_run(Creation(run=make_run(id), work=b"w" * 5000, claim=make_claim(id), response=b"{}"))
             print(id, "queued", flush=True)
             if number % 2:
-                await store.advance_run(id, step(Phase.STARTING))
-                await store.advance_run(id, step(Phase.RUNNING))
+                await store.advance_run(make_run(id), step(Phase.STARTING))
+                await store.advance_run(make_run(id), step(Phase.RUNNING))
                 print(id, "running", flush=True)
             number += 1
     await asyncio.gather(*map(one, range(4)))
@@ -422,7 +430,7 @@ async def test_what_was_acknowledged_survives_the_death_of_the_writer(
         acknowledged |= await asyncio.to_thread(acknowledged_until_killed, kind, where, round)
         store = SqliteStore(Path(where)) if kind == "sqlite" else PostgresStore(where)
         await store.start()
-        unfinished = {run.id: (run.phase, work) for run, work in await store.unfinished_runs()}
+        unfinished = {run.id: (run.phase, work) for run, work in await store.recover_runs(NOBODY)}
         for id, phase in acknowledged.items():
             found, _ = unfinished[id]
             assert found is Phase.RUNNING or phase == "queued"

@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.contract import postgres
 from tidebox.errors import Forbidden, IdempotencyConflict, InvalidRequest, NotFound, QuotaExceeded
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Claim
 from tidebox.model.ids import new_id
 from tidebox.model.listing import RunQuery
 from tidebox.model.moments import iso_time
+from tidebox.model.node import NOBODY
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import Usage
 from tidebox.model.run import (
@@ -38,43 +37,6 @@ from tidebox.model.sandbox import Binding, SandboxState, Scope, ScopeType
 from tidebox.model.session import Session, SessionState
 from tidebox.model.summary import Totals
 from tidebox.store.base import BindingCreation, Creation, Holdings, SessionCreation, SessionQuery, Store
-from tidebox.store.memory import MemoryStore
-from tidebox.store.sql.store import PostgresStore, SqliteStore
-
-KINDS = ("memory", "sqlite", "postgres")
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[postgres.Server]:
-    with postgres.running() as server:
-        yield server
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    kind: str = request.param
-    if kind == "postgres" and (reason := postgres.missing()) is not None:
-        pytest.skip(reason)
-    return kind
-
-
-@pytest.fixture
-def make_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """Opens one store, as often as it is called; the one in memory is empty each time."""
-    if kind == "memory":
-        return MemoryStore
-    if kind == "sqlite":
-        return lambda: SqliteStore(tmp_path / "meta" / "sandbox_store.db")
-    url = request.getfixturevalue("postgres_server").fresh_url()
-    return lambda: PostgresStore(url)
-
-
-@pytest.fixture
-async def store(make_store: Callable[[], Store]) -> AsyncIterator[Store]:
-    store = make_store()
-    await store.start()
-    yield store
-    await store.close()
 
 
 def make_run(id: str = "run-1", user: str = "ada", created_at: float = 100.0, **facts: Any) -> Run:
@@ -110,7 +72,7 @@ async def bring_to(store: Store, run: Run, phase: Phase) -> None:
         return
     way = [Phase.STARTING] if phase is Phase.STARTING else [Phase.STARTING, Phase.RUNNING, phase]
     for target in dict.fromkeys(way):
-        assert await store.advance_run(run.id, step(target)) is not None
+        assert await store.advance_run(run, step(target)) is not None
 
 
 async def test_a_run_is_found_as_it_was_created(store: Store) -> None:
@@ -134,7 +96,7 @@ async def test_the_end_of_a_run_is_kept_whole(store: Store) -> None:
     conclusion = Conclusion(
         phase=Phase.FAILED, reason=Reason.OOM_KILLED, message="ö", exit_code=None, signal=9, usage=usage
     )
-    over = await store.advance_run(run.id, ended(conclusion, 300.5, log_bytes=77, log_truncated=True))
+    over = await store.advance_run(run, ended(conclusion, 300.5, log_bytes=77, log_truncated=True))
     assert over is not None
     assert await store.run(run.id) == over
     assert (over.phase, over.reason, over.message, over.signal) == (Phase.FAILED, Reason.OOM_KILLED, "ö", 9)
@@ -148,7 +110,7 @@ async def test_phases_follow_the_table(store: Store, before: Phase, after: Phase
     run = make_run()
     await bring_to(store, run, before)
     found = await store.run(run.id)
-    following = await store.advance_run(run.id, step(after))
+    following = await store.advance_run(run, step(after))
     if after in TRANSITIONS[before]:
         assert following is not None
         assert following.phase is after
@@ -159,14 +121,14 @@ async def test_phases_follow_the_table(store: Store, before: Phase, after: Phase
 
 
 async def test_a_run_that_is_not_there_takes_no_step(store: Store) -> None:
-    assert await store.advance_run("run-none", step(Phase.STARTING)) is None
+    assert await store.advance_run(make_run("run-none"), step(Phase.STARTING)) is None
 
 
 async def test_of_many_who_end_a_run_one_does(store: Store) -> None:
     run = make_run()
     await bring_to(store, run, Phase.RUNNING)
     phases = [Phase.COMPLETED, Phase.FAILED, Phase.KILLED, Phase.TIMED_OUT] * 5
-    ends = await asyncio.gather(*(store.advance_run(run.id, step(phase)) for phase in phases))
+    ends = await asyncio.gather(*(store.advance_run(run, step(phase)) for phase in phases))
     [winner] = [end for end in ends if end is not None]
     assert await store.run(run.id) == winner
 
@@ -175,22 +137,22 @@ async def test_the_program_is_kept_only_while_it_may_have_to_be_started_again(st
     for id, phase in (("run-q", Phase.QUEUED), ("run-s", Phase.STARTING), ("run-r", Phase.RUNNING)):
         await bring_to(store, make_run(id), phase)
     await bring_to(store, make_run("run-x"), Phase.COMPLETED)
-    found = {run.id: work for run, work in await store.unfinished_runs()}
+    found = {run.id: work for run, work in await store.recover_runs(NOBODY)}
     assert found == {"run-q": b"program", "run-s": b"program", "run-r": None}
 
 
 async def test_unfinished_runs_come_oldest_first(store: Store) -> None:
     for number in (3, 1, 2):
         await store.create_run(Creation(run=make_run(f"run-{number}", created_at=number), work=b""))
-    assert [run.id for run, _ in await store.unfinished_runs()] == ["run-1", "run-2", "run-3"]
+    assert [run.id for run, _ in await store.recover_runs(NOBODY)] == ["run-1", "run-2", "run-3"]
 
 
 async def test_a_run_that_goes_back_to_the_queue_has_not_started(store: Store) -> None:
     await bring_to(store, make_run(), Phase.STARTING)
-    requeued = await store.advance_run("run-1", step(Phase.QUEUED))
+    requeued = await store.advance_run(make_run("run-1"), step(Phase.QUEUED))
     assert requeued is not None
     assert (requeued.phase, requeued.started_at) == (Phase.QUEUED, None)
-    assert [(run.id, work) for run, work in await store.unfinished_runs()] == [("run-1", b"program")]
+    assert [(run.id, work) for run, work in await store.recover_runs(NOBODY)] == [("run-1", b"program")]
 
 
 async def test_a_repeated_request_gets_the_first_answer(store: Store) -> None:
@@ -259,7 +221,7 @@ async def test_a_quota_is_checked_with_what_the_user_has(store: Store) -> None:
         await bring_to(store, run, phase if phase is Phase.QUEUED else Phase.RUNNING)
         if phase is Phase.COMPLETED:
             conclusion = Conclusion(phase=phase, reason=Reason.EXIT_ZERO, usage=usage)
-            await store.advance_run(run.id, ended(conclusion, at))
+            await store.advance_run(run, ended(conclusion, at))
     seen: list[Holdings] = []
     creation = Creation(run=make_run("run-new", session_id="s-1"), work=b"", check=seen.append, used_since=100.0)
     await store.create_run(creation)
@@ -309,7 +271,7 @@ async def test_runs_are_listed_by_what_is_asked(store: Store) -> None:
     await bring_to(store, make_run("run-2", "bob", 2.0, image_digest="sha256:2"), Phase.RUNNING)
     await bring_to(store, make_run("run-3", "ada", 3.0, runtime="docker"), Phase.RUNNING)
     canceled = Conclusion(phase=Phase.KILLED, reason=Reason.CANCELED_BY_USER, message="canceled_by_user")
-    await store.advance_run("run-3", ended(canceled, 400.0))
+    await store.advance_run(make_run("run-3"), ended(canceled, 400.0))
     assert await listed(store) == ["run-3", "run-2", "run-1"]
     assert await listed(store, descending=False) == ["run-1", "run-2", "run-3"]
     assert await listed(store, user="ada") == ["run-3", "run-1"]
@@ -330,10 +292,10 @@ async def test_runs_are_listed_by_what_is_asked(store: Store) -> None:
 async def test_bounds_include_the_times_that_clients_are_shown(store: Store) -> None:
     began, over = 1_700_000_000.1236789, 1_700_000_001.9999996
     await bring_to(store, make_run(), Phase.QUEUED)
-    await store.advance_run("run-1", step(Phase.STARTING, began))
-    await store.advance_run("run-1", step(Phase.RUNNING, began))
+    await store.advance_run(make_run(), step(Phase.STARTING, began))
+    await store.advance_run(make_run(), step(Phase.RUNNING, began))
     done = Conclusion(phase=Phase.COMPLETED, reason=Reason.EXIT_ZERO, exit_code=0)
-    await store.advance_run("run-1", ended(done, over))
+    await store.advance_run(make_run(), ended(done, over))
     shown_began, shown_over = (datetime.fromisoformat(iso_time(moment)).timestamp() for moment in (began, over))
     assert await listed(store, started_from=shown_began, started_to=shown_began) == ["run-1"]
     assert await listed(store, finished_from=shown_over, finished_to=shown_over) == ["run-1"]
@@ -346,7 +308,7 @@ async def test_long_texts_are_kept_whole_and_searched_by_their_beginning(store: 
     noise = "".join(random.Random(1).choices("åäö𝄞abcdef0123456789", k=20_000))
     await bring_to(store, make_run(base_image="image" + noise[:200]), Phase.RUNNING)
     failed = Conclusion(phase=Phase.FAILED, reason=Reason.RUNTIME_ERROR, message="Broken: " + noise)
-    over = await store.advance_run("run-1", ended(failed, 300.0))
+    over = await store.advance_run(make_run("run-1"), ended(failed, 300.0))
     assert over is not None
     assert over.message == "Broken: " + noise
     assert await store.run("run-1") == over
@@ -359,7 +321,7 @@ async def test_old_records_of_killed_programs_have_an_exit_code(store: Store) ->
     """Whether or not the code was kept with the signal."""
     await bring_to(store, make_run(), Phase.RUNNING)
     killed = Conclusion(phase=Phase.FAILED, reason=Reason.SIGNALED, exit_code=None, signal=9)
-    await store.advance_run("run-1", ended(killed, 300.0))
+    await store.advance_run(make_run(), ended(killed, 300.0))
     run = await store.run("run-1")
     assert run is not None
     assert (run.exit_status, run.signal) == (137, 9)
@@ -370,7 +332,7 @@ async def test_what_has_no_time_to_sort_by_comes_last(store: Store, descending: 
     for number in range(4):
         await bring_to(store, make_run(f"run-{number}"), Phase.QUEUED)
     for number, at in ((1, 10.0), (3, 20.0)):
-        await store.advance_run(f"run-{number}", step(Phase.STARTING, at))
+        await store.advance_run(make_run(f"run-{number}"), step(Phase.STARTING, at))
     ids = await listed(store, sort="started_at", descending=descending)
     expected = ["run-1", "run-3", "run-0", "run-2"]
     assert ids == (["run-3", "run-1", "run-2", "run-0"] if descending else expected)
@@ -398,7 +360,7 @@ async def test_what_is_old_is_forgotten(store: Store) -> None:
     await store.create_run(Creation(run=make_run("run-new", created_at=99.0), work=b"", claim=make_claim("new")))
     for id, at in (("run-a", 10.0), ("run-b", 90.0)):
         await bring_to(store, make_run(id), Phase.RUNNING)
-        await store.advance_run(id, step(Phase.COMPLETED, at))
+        await store.advance_run(make_run(id), step(Phase.COMPLETED, at))
     await store.prune(claims_before=50.0, runs_before=50.0)
     assert {run.id for run in (await store.list_runs(RunQuery())).runs} == {"run-old", "run-new", "run-b"}
     assert [found.claim.key for found in await store.list_answered()] == ["new"]
@@ -553,7 +515,7 @@ async def test_artifacts_whose_names_are_no_text_are_left_out(store: Store) -> N
 async def test_characters_that_databases_do_not_take_harm_nothing(store: Store) -> None:
     await bring_to(store, make_run(), Phase.RUNNING)
     failed = Conclusion(phase=Phase.FAILED, reason=Reason.RUNTIME_ERROR, message="a\0b")
-    over = await store.advance_run("run-1", ended(failed, 300.0))
+    over = await store.advance_run(make_run("run-1"), ended(failed, 300.0))
     assert over is not None
     assert await store.run("run-1") == over
     for text in ("\0", "\udc80"):
@@ -610,7 +572,7 @@ async def test_artifacts_are_over_at_their_time(store: Store) -> None:
 async def test_a_forgotten_run_takes_what_is_known_of_its_artifacts_along(store: Store) -> None:
     await bring_to(store, make_run(), Phase.RUNNING)
     await store.add_artifacts("run-1", [make_artifact(size=5)])
-    await store.advance_run("run-1", step(Phase.COMPLETED, 10.0))
+    await store.advance_run(make_run("run-1"), step(Phase.COMPLETED, 10.0))
     await store.prune(claims_before=0.0, runs_before=50.0)
     assert await store.run("run-1") is None
     assert await store.artifacts("run-1") == []
@@ -629,7 +591,7 @@ async def test_runs_are_added_up(store: Store) -> None:
     for id, user, created_at, runtime, phase, reason in ways:
         await bring_to(store, make_run(id, user, created_at, runtime=runtime), Phase.RUNNING)
         conclusion = Conclusion(phase=phase, reason=reason, usage=usage)
-        await store.advance_run(id, ended(conclusion, 300.0, log_bytes=7, artifact_bytes=11))
+        await store.advance_run(make_run(id), ended(conclusion, 300.0, log_bytes=7, artifact_bytes=11))
     await store.create_run(Creation(run=make_run("run-5", "eve", 20.0), work=b""))
     found = await store.summary(20.0, 30.0)
     assert found.totals == Totals(
@@ -665,7 +627,7 @@ async def test_what_was_acknowledged_is_there_when_the_store_is_opened_again(mak
         assert await second.run("run-1") == run
         assert await second.artifacts("run-1") == [make_artifact()]
         assert await second.artifact_bytes("ada") == 10
-        assert await second.unfinished_runs() == [(run, None), (queued.run, b"program")]
+        assert await second.recover_runs(NOBODY) == [(run, None), (queued.run, b"program")]
         again = await second.create_run(queued)
         assert again is not None
         assert again.object_id == "run-2"
@@ -689,9 +651,9 @@ async def test_any_text_comes_back_as_it_was(
     try:
         run = make_run(new_id("run"), user, labels=labels, base_image=message)
         await store.create_run(Creation(run=run, work=work))
-        assert await store.unfinished_runs() == [(run, work)]
+        assert await store.recover_runs(NOBODY) == [(run, work)]
         conclusion = Conclusion(phase=Phase.KILLED, reason=Reason.CANCELED_BY_USER, message=message)
-        over = await store.advance_run(run.id, ended(conclusion, 1.0))
+        over = await store.advance_run(run, ended(conclusion, 1.0))
         assert over is not None
         assert over.message == message
         assert await store.run(run.id) == over
@@ -721,7 +683,7 @@ async def test_a_scope_has_one_binding(store: Store) -> None:
     assert await store.binding("b-2") is None
     other = await store.create_binding(BindingCreation(binding=make_binding("b-3", thread="t-2", created_at=99.0)))
     assert other.created
-    assert [binding.id for binding in await store.live_bindings()] == ["b-3", "b-1"]
+    assert [binding.id for binding in await store.recover_bindings(NOBODY.node_id)] == ["b-3", "b-1"]
 
 
 async def test_many_who_bind_one_scope_at_once_get_one_binding(store: Store) -> None:
@@ -757,7 +719,7 @@ async def test_a_binding_changes_until_it_ends(store: Store) -> None:
     assert await store.save_binding(ended)
     assert not await store.save_binding(moved)
     assert await store.binding("b-1") == ended
-    assert await store.live_bindings() == []
+    assert await store.recover_bindings(NOBODY.node_id) == []
     assert not await store.save_binding(make_binding("b-9"))
     assert await store.delete_binding("b-1")
     assert not await store.delete_binding("b-1")
@@ -805,5 +767,5 @@ async def test_bindings_survive(make_store: Callable[[], Store], kind: str) -> N
     await store.close()
     store = make_store()
     await store.start()
-    assert await store.live_bindings() == [make_binding()]
+    assert await store.recover_bindings(NOBODY.node_id) == [make_binding()]
     await store.close()

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from tests.unit.stage import ADA, make_ending
 from tests.unit.test_broker_sessions import make_session
+from tidebox.broker.artifact_files import ArtifactFiles
 from tidebox.broker.artifacts import ArtifactRules, Artifacts
 from tidebox.broker.audit import Audit
 from tidebox.broker.broker import Broker
@@ -59,7 +60,7 @@ async def _run(store: MemoryStore, name: str) -> Run:
 
 async def test_files_that_are_just_being_captured_are_not_taken_for_nobodys(tmp_path: Path) -> None:
     store = MemoryStore()
-    artifacts = Artifacts(tmp_path, store, ArtifactRules(), Meter())
+    artifacts = Artifacts(ArtifactFiles(tmp_path / "runs"), store, ArtifactRules(), Meter())
     box = _Stopped()
     capturing = asyncio.create_task(artifacts.capture(await _run(store, "run-1"), cast(Box, cast(Any, box)), ["*"]))
     await box.copied.wait()
@@ -72,7 +73,7 @@ async def test_files_that_are_just_being_captured_are_not_taken_for_nobodys(tmp_
 
 async def test_files_of_runs_that_the_store_has_forgotten_go(tmp_path: Path) -> None:
     store = MemoryStore()
-    artifacts = Artifacts(tmp_path, store, ArtifactRules(), Meter())
+    artifacts = Artifacts(ArtifactFiles(tmp_path / "runs"), store, ArtifactRules(), Meter())
     box = _Stopped()
     box.go_on.set()
     await artifacts.capture(await _run(store, "run-1"), cast(Box, cast(Any, box)), ["*"])
@@ -113,7 +114,7 @@ class _Hooked(Runner):
 async def test_artifacts_are_counted_when_the_workspace_cannot_be_kept(tmp_path: Path) -> None:
     store, audit = MemoryStore(), Audit(tmp_path / "audit")
     workspaces = Workspaces(tmp_path, TreeLimits(max_bytes=1000, max_entries=10))
-    artifacts = Artifacts(tmp_path, store, ArtifactRules(), Meter())
+    artifacts = Artifacts(ArtifactFiles(tmp_path / "runs"), store, ArtifactRules(), Meter())
     rules = UploadRules(max_received=1000, stage=StageLimits(max_bytes=1000, max_files=10, max_depth=10))
     uploads = Uploads(tmp_path, workspaces, rules, GitRules(), Meter(), audit)
     keeper = FileKeeper(store, workspaces, artifacts, uploads, audit)

@@ -25,6 +25,7 @@ from tidebox.broker.providers.local import LocalProvider
 from tidebox.broker.providers.peer import Peer
 from tidebox.broker.sandboxes import Inside, LiveSandbox, Pass
 from tidebox.broker.stock import Stock
+from tidebox.cluster.membership import Membership
 from tidebox.errors import InternalError, ProviderUnavailable, ProvisionFailed
 from tidebox.model.box import BoxSpec
 from tidebox.model.ids import new_id
@@ -147,7 +148,8 @@ async def audit(tmp_path: Path) -> Audit:
 @pytest.fixture
 async def bindings(maker: Maker, other: Maker, audit: Audit) -> AsyncIterator[Bindings]:
     terms = Terms(idle_timeout=0.01, grace=3600.0)
-    made = Bindings(store=MemoryStore(), audit=audit, providers=Providers([maker, other]), terms=terms)
+    providers = Providers([maker, other])
+    made = Bindings(store=MemoryStore(), audit=audit, membership=Membership(), providers=providers, terms=terms)
     await made.start()
     yield made
     await made.close()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tidebox.broker.frame import Frame, Gap
 from tidebox.broker.hub import Hub, Reader
-from tidebox.broker.logfile import LogFiles, StoredLog, encode
+from tidebox.broker.logfile import LogFileReader, LogFiles, encode
 from tidebox.broker.logwriter import LogWriter
 from tidebox.model.events import Output
 from tidebox.model.log import Began, Ended, Heartbeat, InputClosed, LogEntry, PhaseChanged, Truncated
@@ -254,7 +254,7 @@ def test_a_log_may_end_anywhere(chunks: list[bytes], cut: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "log"
         path.write_bytes(kept)
-        log = StoredLog(path)
+        log = LogFileReader(path)
         frames = log.read_from(1, 10**9)
         extents = log.extents()
         seq, end = log.last_seq()

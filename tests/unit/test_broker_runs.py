@@ -14,7 +14,7 @@ import pytest
 from tests.unit.stage import ADA, BOB, ROOT, Stage, Tally, audited, ignore, make_ending, make_order, until
 from tidebox.broker.audit import Audit
 from tidebox.broker.broker import Broker, Load
-from tidebox.broker.frame import Frame
+from tidebox.broker.frame import Frame, Gap
 from tidebox.broker.hub import Hub, Reader
 from tidebox.broker.logfile import LogFiles
 from tidebox.broker.quotas import Quotas
@@ -38,10 +38,11 @@ from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.launch import plan_code
 from tidebox.model.listing import RunQuery
 from tidebox.model.log import Began, Ended, InputClosed, LogEntry, PhaseChanged, Truncated
+from tidebox.model.node import Owner
 from tidebox.model.principal import Caller
 from tidebox.model.result import Outcome
 from tidebox.model.run import Conclusion, Phase, Reason, Run, RunFacts, Transition, ended
-from tidebox.store.base import Creation
+from tidebox.store.base import Creation, Estate
 from tidebox.store.memory import MemoryStore
 
 MakeBroker = Callable[..., Awaitable[Broker]]
@@ -71,9 +72,9 @@ class UnreliableStore(DurableStore):
         self._be_there()
         return await super().create_run(creation)
 
-    async def advance_run(self, run_id: str, step: Transition) -> Run | None:
+    async def advance_run(self, run: Run, step: Transition) -> Run | None:
         self._be_there()
-        return await super().advance_run(run_id, step)
+        return await super().advance_run(run, step)
 
 
 class SlowStore(MemoryStore):
@@ -493,12 +494,13 @@ async def test_a_run_that_is_just_being_accepted_when_the_server_closes(make_bro
 
 async def test_what_a_killed_server_left_is_taken_up(make_broker: MakeBroker, stage: Stage) -> None:
     store = DurableStore()
+    left = {}
     for number, name in enumerate(("starting", "running", "queued")):
-        run = Run(id=name, caller=ADA, facts=FACTS, created_at=float(number))
-        await store.create_run(Creation(run=run, work=encode_work(make_work(name))))
+        left[name] = Run(id=name, caller=ADA, facts=FACTS, created_at=float(number))
+        await store.create_run(Creation(run=left[name], work=encode_work(make_work(name))))
     for name in ("starting", "running"):
-        await store.advance_run(name, Transition(to=Phase.STARTING, at=5.0))
-    await store.advance_run("running", Transition(to=Phase.RUNNING, at=6.0))
+        await store.advance_run(left[name], Transition(to=Phase.STARTING, at=5.0))
+    await store.advance_run(left["running"], Transition(to=Phase.RUNNING, at=6.0))
 
     # What was acknowledged is not refused, however little room there is.
     broker = await make_broker(store, max_concurrent=1, queue_max=0)
@@ -548,10 +550,61 @@ async def test_a_run_that_somebody_else_ended_is_not_ended_again(make_broker: Ma
     play = await stage.play(0)
     log = await broker.runs.read_log(ADA, run.id, tail=True)
     lost = Conclusion(phase=Phase.FAILED, reason=Reason.SERVER_RESTARTED)
-    theirs = await store.advance_run(run.id, ended(lost, 5.0))
+    theirs = await store.advance_run(run, ended(lost, 5.0))
     play.finish()
     assert await entries(log) == []
     assert await store.run(run.id) == theirs
+
+
+async def test_a_node_that_cannot_be_heard_of_ends_what_runs_and_keeps_what_waits(
+    make_broker: MakeBroker, stage: Stage
+) -> None:
+    broker = await make_broker(DurableStore(), max_concurrent=1)
+    running, waiting = (await submit(broker)).run, (await submit(broker)).run
+    await stage.play(0)
+    await broker.runs.stop()
+    over = await finished(broker, running)
+    assert (over.phase, over.reason) == (Phase.FAILED, Reason.NODE_LOST)
+    (await stage.play(1)).finish()
+    assert (await finished(broker, waiting)).phase is Phase.COMPLETED
+
+
+async def test_a_node_that_was_forgotten_lets_go_of_everything_and_ends_nothing(
+    make_broker: MakeBroker, stage: Stage
+) -> None:
+    store = DurableStore()
+    broker = await make_broker(store, max_concurrent=1)
+    running, waiting = (await submit(broker)).run, (await submit(broker)).run
+    await stage.play(0)
+    log = await broker.runs.read_log(ADA, running.id, tail=True)
+    # Another node has taken everything.
+    theirs = {run.id: run for run, _ in await store.recover_runs(Owner("other", 1))}
+    await broker.runs.abandon()
+    assert broker.load == Load(0, 0)
+    assert await entries(log) == []
+    assert [await store.run(run.id) for run in (running, waiting)] == [theirs[running.id], theirs[waiting.id]]
+    with pytest.raises(Conflict, match="another server has this run"):
+        await broker.runs.cancel(ADA, running.id)
+
+
+async def test_what_is_inherited_is_done_once_however_often_it_is_told(make_broker: MakeBroker, stage: Stage) -> None:
+    store = DurableStore()
+    broker = await make_broker(store, max_concurrent=1)
+    blocker = (await submit(broker)).run
+    left = Run(id="left", caller=ADA, facts=FACTS, created_at=1.0, owner=blocker.owner, attempt=2)
+    work = encode_work(make_work("left"))
+    await store.create_run(Creation(run=left, work=work))
+    for _ in range(2):
+        await broker.runs.inherit(Estate(runs=((left, work),)))
+    assert broker.load == Load(active=1, queued=1)
+    (await stage.play(0)).finish()
+    (await stage.play(1)).finish()
+    assert (await finished(broker, left)).phase is Phase.COMPLETED
+    # Numbers begin after all that may have been used before.
+    log = await broker.runs.read_log(ADA, left.id, 3)
+    first = (await log.read())[0]
+    assert isinstance(first, Gap)
+    assert first.delivered > 100_000
 
 
 async def test_neither_code_nor_environment_nor_input_is_recorded(

@@ -28,7 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors", "model"},
     "store": {"errors", "model"},
     "runtime": {"errors", "model", "files", "wire"},
-    "broker": {"errors", "model", "files", "store.base", "runtime.base"},
+    "cluster": {"errors", "model", "store.base"},
+    "broker": {"errors", "model", "files", "store.base", "runtime.base", "cluster.membership"},
     "api": {"errors", "model", "files", "broker", "protocols"},
     "sdk": {"errors", "model", "protocols", "config"},
     "lsp": {"errors", "model", "sdk"},
@@ -36,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "web": {"errors", "model", "sdk"},
     "embedded": {"errors", "model", "config", "runtime"},
     "logs": set(),
-    "data_dir": {"errors"},
+    "data_dir": {"errors", "model"},
     # The runtime, pool and driver are put together in one place, for the server and without one.
     "server": {
         "errors",
@@ -47,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "logs",
         "runtime",
         "store",
+        "cluster",
         "broker",
         "api",
         "embedded",

@@ -1,24 +1,19 @@
-"""Artifacts: files that runs left, kept on disk for a while and described in the store.
+"""Artifacts: files that runs left, kept for a while and described in the store.
 
-``runs/<id>/artifacts`` has the bytes, each file at the path it had in the workspace. A file without a record belongs to
-nobody and is removed; a record without its file is forgotten.
+A file without a record belongs to nobody and is removed; a record without its file is forgotten.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from tidebox.broker.blobstore import BlobStore
 from tidebox.broker.meter import Meter
 from tidebox.errors import NotFound, StoreUnavailable
-from tidebox.files.kinds import HEAD_BYTES, content_type
-from tidebox.files.trees import directory_beneath, open_beneath, opened, remove_tree
 from tidebox.model.artifact import Artifact
 from tidebox.model.box import CapturedFile, CapturedTree, CaptureRule
 from tidebox.model.limits import MIB
@@ -28,8 +23,6 @@ from tidebox.store.base import Store
 
 _log = logging.getLogger(__name__)
 
-_ARTIFACTS = "artifacts"
-_FRESH = "artifacts.new"
 _BATCH = 500
 
 
@@ -56,8 +49,8 @@ class Harvest:
 class Artifacts:
     """The artifacts of all runs."""
 
-    def __init__(self, data_dir: Path, store: Store, rules: ArtifactRules, meter: Meter) -> None:
-        self._root = data_dir / "runs"
+    def __init__(self, files: BlobStore, store: Store, rules: ArtifactRules, meter: Meter) -> None:
+        self._files = files
         self._store = store
         self._rules = rules
         self._meter = meter
@@ -77,8 +70,6 @@ class Artifacts:
     async def _capture(self, run: Run, box: Box, patterns: Sequence[str]) -> Harvest:
         rules = self._rules
         budget = min(rules.max_run_bytes, max(rules.max_user_bytes - await self._store.artifact_bytes(run.user), 0))
-        directory = self._root / run.id
-        fresh = directory / _FRESH
         rule = CaptureRule(
             tuple(patterns),
             max_file_bytes=rules.max_run_bytes,
@@ -86,15 +77,12 @@ class Artifacts:
             max_files=rules.max_files,
         )
         try:
-            await asyncio.to_thread(_make_anew, fresh)
-            captured = await box.capture_into(fresh, rule)
-            kinds = await asyncio.to_thread(_put_in_place, fresh, directory / _ARTIFACTS, captured)
+            captured, kinds = await self._files.capture(run.id, box, rule)
         except OSError as error:
-            await asyncio.to_thread(remove_tree, fresh)
             raise StoreUnavailable(f"the artifacts could not be kept: {error.strerror}") from error
         return await self._remember(run, captured, kinds)
 
-    async def _remember(self, run: Run, captured: CapturedTree, kinds: dict[str, str]) -> Harvest:
+    async def _remember(self, run: Run, captured: CapturedTree, kinds: Mapping[str, str]) -> Harvest:
         now = time.time()
         found = [_artifact(run.id, file, kinds.get(file.path), now, self._rules.ttl) for file in captured.files]
         kept = await self._store.add_artifacts(run.id, found, user_limit=self._rules.max_user_bytes) if found else []
@@ -104,7 +92,7 @@ class Artifacts:
             remembered = {artifact.path for artifact in kept}
             lost = [artifact.path for artifact in found if artifact.path not in remembered]
             skipped["user_limit"] = len(lost)
-            await asyncio.to_thread(_unlink, self._root / run.id / _ARTIFACTS, lost)
+            await self._files.discard(run.id, lost)
         size = sum(artifact.size for artifact in kept)
         if kept:
             self._meter.artifacts_kept(size)
@@ -122,34 +110,22 @@ class Artifacts:
             raise NotFound("no such artifact", run_id=run_id, path=path)
         if artifact.is_link:
             raise NotFound("this artifact is a symbolic link, of which nothing is kept", run_id=run_id, path=path)
-        return artifact, await asyncio.to_thread(self._open, artifact)
-
-    def _open(self, artifact: Artifact) -> int:
-        gone = NotFound("the file of this artifact is gone", run_id=artifact.run_id, path=artifact.path)
+        gone = NotFound("the file of this artifact is gone", run_id=run_id, path=path)
         try:
-            with opened(self._root / artifact.run_id / _ARTIFACTS) as root:
-                descriptor = open_beneath(root, artifact.path.split("/"))
+            descriptor = await self._files.open(run_id, path)
         except OSError as error:
             raise gone from error
         # A machine that lost its power may have kept the record and not all of the file.
         if os.fstat(descriptor).st_size != artifact.size:
             os.close(descriptor)
             raise gone
-        return descriptor
+        return artifact, descriptor
 
     async def delete(self, run_id: str) -> int:
         """Remove the artifacts of a run; how many bytes they had."""
         freed = await self._store.delete_artifacts(run_id)
-        await asyncio.to_thread(self._remove_files, run_id)
+        await self._files.remove(run_id)
         return freed
-
-    def _remove_files(self, run_id: str) -> None:
-        directory = self._root / run_id
-        remove_tree(directory / _ARTIFACTS)
-        remove_tree(directory / _FRESH)
-        with suppress(OSError):
-            # Its log may still be there.
-            directory.rmdir()
 
     async def sweep(self) -> int:
         """Remove what is expired; of how many runs."""
@@ -163,24 +139,18 @@ class Artifacts:
     async def reconcile(self) -> int:
         """Remove files that no record speaks of; of how many runs."""
         self._captured_meanwhile = set(self._capturing)
-        found = await asyncio.to_thread(self._with_files)
+        found = await self._files.run_ids()
         removed = 0
         for start in range(0, len(found), _BATCH):
             batch = found[start : start + _BATCH]
             known = await self._store.having_artifacts(batch)
             for run_id in batch:
                 if run_id not in known and run_id not in self._captured_meanwhile:
-                    await asyncio.to_thread(self._remove_files, run_id)
+                    await self._files.remove(run_id)
                     removed += 1
         if removed:
             _log.info("files of %d runs that nobody knows were removed", removed)
         return removed
-
-    def _with_files(self) -> list[str]:
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return [
-            entry.name for entry in self._root.iterdir() if (entry / _ARTIFACTS).is_dir() or (entry / _FRESH).is_dir()
-        ]
 
 
 def _artifact(run_id: str, file: CapturedFile, kind: str | None, now: float, ttl: float) -> Artifact:
@@ -194,35 +164,3 @@ def _artifact(run_id: str, file: CapturedFile, kind: str | None, now: float, ttl
         is_link=file.link_target is not None,
         link_target=file.link_target,
     )
-
-
-def _make_anew(directory: Path) -> None:
-    remove_tree(directory)
-    directory.mkdir(mode=0o700, parents=True)
-
-
-def _put_in_place(fresh: Path, final: Path, captured: CapturedTree) -> dict[str, str]:
-    """Let the captured files be those of the run; what is in each."""
-    kinds = {}
-    with opened(fresh) as root:
-        for file in captured.files:
-            if file.link_target is None:
-                descriptor = open_beneath(root, file.path.split("/"))
-                try:
-                    kinds[file.path] = content_type(file.path, os.pread(descriptor, HEAD_BYTES, 0))
-                finally:
-                    os.close(descriptor)
-    remove_tree(final)
-    if kinds:
-        fresh.rename(final)
-    else:
-        remove_tree(fresh)
-    return kinds
-
-
-def _unlink(directory: Path, paths: Sequence[str]) -> None:
-    with opened(directory) as root:
-        for path in paths:
-            *above, name = path.split("/")
-            with suppress(FileNotFoundError), directory_beneath(root, above) as parent:
-                os.unlink(name, dir_fd=parent)

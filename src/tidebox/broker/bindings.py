@@ -1,6 +1,7 @@
 """Bindings: each scope has one sandbox, made once however many ask for it, and gone with everything of it.
 
-What is live is known here, in one process and on one event loop; the store knows every binding, for the next server. A
+What is live is known here, in one process and on one event loop; the store knows every binding, for the next server. Of
+several servers on one database each has bindings of its own: what is bound at another one is not bound here. A
 sandbox of this server dies with it: then its binding is kept, and the next who asks for it gets a new one. One that is
 on another server is found there again.
 
@@ -24,6 +25,7 @@ from tidebox.broker.leases import Terms, due
 from tidebox.broker.providers.base import Provider, Providers
 from tidebox.broker.provisioning import Provisioner
 from tidebox.broker.sandboxes import LiveSandbox
+from tidebox.cluster.membership import Membership, Resident
 from tidebox.errors import (
     Conflict,
     Expired,
@@ -35,9 +37,11 @@ from tidebox.errors import (
 )
 from tidebox.model.idempotency import Claim
 from tidebox.model.ids import new_id
+from tidebox.model.node import Owner
 from tidebox.model.principal import Caller
+from tidebox.model.run import Reason
 from tidebox.model.sandbox import Binding, SandboxState, Scope
-from tidebox.store.base import BindingCreation, Store
+from tidebox.store.base import BindingCreation, Estate, Store
 
 _RETRY_AFTER_SECONDS = 1.0
 # What is not done by then ends with the runtime.
@@ -46,7 +50,7 @@ _CLOSE_SECONDS = 5.0
 _TRIES = 5
 
 
-class Bindings:
+class Bindings(Resident):
     """Makes, finds and ends bindings."""
 
     def __init__(
@@ -56,12 +60,14 @@ class Bindings:
         audit: Audit,
         providers: Providers,
         terms: Terms,
+        membership: Membership,
         max_per_user: int | None = None,
         claims_kept: float = 600.0,
     ) -> None:
         self.terms = terms
         self.providers = providers
         self._store = store
+        self._membership = membership
         self._provisioner = Provisioner(providers, store, audit, terms, self._having)
         self._max_per_user = max_per_user
         self._claims_kept = claims_kept
@@ -71,10 +77,14 @@ class Bindings:
         self._endings = Endings(store)
 
     async def start(self) -> None:
-        """Take up the bindings that an earlier server left; sandboxes of its own are lost."""
-        now = time.time()
+        """Take up the bindings that an earlier server of this node left; sandboxes of its own are lost."""
         await self.providers.start()
-        for binding in await self._store.live_bindings():
+        await self.recover(self._membership.owner)
+
+    async def recover(self, owner: Owner) -> None:
+        """Take up the bindings of this node."""
+        now = time.time()
+        for binding in await self._store.recover_bindings(owner.node_id):
             provider = self.providers.get(binding.provider)
             keeper = provider if provider is not None and provider.keeps else None
             # Whoever used one could not say so while there was no server.
@@ -86,6 +96,23 @@ class Bindings:
             if keeper is not None:
                 held.go(SandboxState.PROVISIONING)
                 self._start(held, self._provisioner.resume(held, keeper))
+
+    async def stop(self) -> None:
+        """End the sandboxes that are here: their scopes may have others by now. The bindings stay."""
+        for held in list(self._by_id.values()):
+            provider = self.providers.get(held.binding.provider)
+            if held.usable is not None and provider is not None and not provider.keeps:
+                self._provisioner.discard(held.usable)
+
+    async def abandon(self) -> None:
+        """End every binding here, and nothing in the store: there they have ended, or are another server's."""
+        endings = [self._end(held, keep=True, tell=False) for held in list(self._by_id.values())]
+        await asyncio.gather(*endings, return_exceptions=True)
+
+    async def inherit(self, estate: Estate) -> None:
+        """Write down which bindings ended with their node."""
+        for binding in estate.bindings:
+            self._provisioner.record("sandbox.access.lost", binding, Reason.NODE_LOST.value)
 
     async def close(self) -> None:
         """Let go of everything; the bindings stay in the store, and the boxes end with their runtime."""
@@ -176,6 +203,7 @@ class Bindings:
             active_at=now,
             lease_expires_at=now + min(self.terms.lease_ttl, self.terms.hard_ttl),
             expires_at=now + self.terms.hard_ttl,
+            node_id=self._membership.owner.node_id,
         )
         held = Held(binding)
         self._by_scope[ask.scope] = self._by_id[binding.id] = held
@@ -202,6 +230,7 @@ class Bindings:
         if held.over:
             raise Over
         if held.starting is None:
+            self._membership.check()
             if held.sandbox is not None:
                 # It may be known to be gone before it has said so.
                 self._provisioner.lose(held, held.sandbox)
@@ -259,6 +288,11 @@ class Bindings:
                 check=self._check_quota,
             )
             bound = await self._store.create_binding(creation)
+            if bound.binding.node_id != held.binding.node_id:
+                raise Conflict(
+                    f"another server has the sandbox of this {held.binding.scope.type.value}: ask that one",
+                    node_id=bound.binding.node_id,
+                )
             if not bound.created:
                 # One whose end the store could not be told of.
                 self._by_id.pop(held.binding.id, None)
@@ -336,15 +370,16 @@ class Bindings:
             return None
         return await self.release(caller, held.binding.id)
 
-    def _end(self, held: Held, *, keep: bool, started: bool = True) -> asyncio.Task[None]:
+    def _end(self, held: Held, *, keep: bool, started: bool = True, tell: bool = True) -> asyncio.Task[None]:
         """Begin to end a binding; ``keep`` lets it be known for a while that there was one.
 
-        ``started`` is false for whoever is making its sandbox, and so cannot be waited for.
+        ``started`` is false for whoever is making its sandbox, and so cannot be waited for; ``tell`` is false where the
+        store is not to be told.
         """
         if held.ending is None:
             scope = held.binding.scope
             before = self._ending.get(scope)
-            held.ending = asyncio.get_running_loop().create_task(self._ended(held, keep, started, before))
+            held.ending = asyncio.get_running_loop().create_task(self._ended(held, keep, started, tell, before))
             self._by_scope.pop(scope, None)
             self._by_id.pop(held.binding.id, None)
             self._ending[scope] = held.ending
@@ -358,7 +393,9 @@ class Bindings:
         if error is not None and not isinstance(error, TideboxError):
             internal_error("the end of a sandbox", error)
 
-    async def _ended(self, held: Held, keep: bool, started: bool, before: asyncio.Task[None] | None) -> None:
+    async def _ended(
+        self, held: Held, keep: bool, started: bool, tell: bool, before: asyncio.Task[None] | None
+    ) -> None:
         if started and held.starting is not None:
             await asyncio.wait([held.starting])
         if before is not None:
@@ -366,7 +403,8 @@ class Bindings:
         held.go(SandboxState.TERMINATED)
         ended = replace(held.binding, active_at=time.time()) if keep else None
         try:
-            await self._endings.tell(held.binding.id, ended)
+            if tell:
+                await self._endings.tell(held.binding.id, ended)
         finally:
             await self._provisioner.end(held)
 

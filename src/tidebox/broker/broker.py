@@ -21,6 +21,7 @@ from tidebox.broker.quotas import Quotas
 from tidebox.broker.runs import Retention, Runs
 from tidebox.broker.scheduler import Scheduler
 from tidebox.broker.sessions import Sessions
+from tidebox.cluster.membership import Membership
 from tidebox.errors import ShuttingDown, TideboxError
 from tidebox.model.artifact import Artifact
 from tidebox.model.order import Order, Sink
@@ -58,6 +59,7 @@ class Broker:
         hub: Hub | None = None,
         keeper: Keeper | None = None,
         reaper_interval: float = 5.0,
+        membership: Membership | None = None,
     ) -> None:
         self._runner = runner
         self._store = store
@@ -76,6 +78,7 @@ class Broker:
         retention = retention or Retention()
         quotas = quotas or Quotas()
         self._keeper = keeper = keeper or Keeper()
+        self.membership = membership = membership or Membership()
         self.runs = Runs(
             runner=runner,
             store=store,
@@ -86,7 +89,9 @@ class Broker:
             quotas=quotas,
             retention=retention,
             keeper=keeper,
+            membership=membership,
         )
+        membership.register(self.runs)
         self.sessions = Sessions(
             store=store,
             audit=audit,
@@ -128,6 +133,7 @@ class Broker:
         """Be ready for executions; raises what keeps this broker from working at all."""
         await self._audit.start()
         await self._store.start()
+        await self.membership.join()
         self._hub.start()
 
     async def take_up(self) -> None:
@@ -138,6 +144,7 @@ class Broker:
         await self._keeper.start()
         await self.runs.start()
         self.sessions.start()
+        self.membership.watch()
         self.taken_up.set()
 
     async def ask_store(self) -> None:
@@ -207,6 +214,7 @@ class Broker:
     async def drain(self, grace: float) -> None:
         """Refuse new work and wait for what there is; after ``grace`` seconds cancel the rest and wait for its end."""
         self._draining = True
+        self.membership.drain()
         self.runs.refuse()
         try:
             async with asyncio.timeout(grace):
@@ -232,5 +240,6 @@ class Broker:
         await asyncio.gather(self.runs.close(), *(execution.abandon() for execution in self._executions))
         await self._hub.close()
         await self._keeper.close()
+        await self.membership.close()
         await self._store.close()
         await self._audit.close()

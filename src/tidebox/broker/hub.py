@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tidebox.broker.frame import Frame, Gap
-from tidebox.broker.logfile import LogFile, LogFiles, StoredLog
+from tidebox.broker.logstore import LogSink, LogStore, StoredLog
 from tidebox.broker.output_log import OutputLog
 from tidebox.model.log import Ended, Heartbeat, LogEntry
 from tidebox.model.run import Reason, Run
@@ -41,7 +41,7 @@ class Reader(Protocol):
 class Channel(OutputLog[Frame]):
     """The log of one run."""
 
-    def __init__(self, *, max_bytes: int, last_seq: int = 0, file: LogFile | None = None) -> None:
+    def __init__(self, *, max_bytes: int, last_seq: int = 0, file: LogSink | None = None) -> None:
         super().__init__(max_bytes, last_seq)
         self._file = file
         self.readers = 0
@@ -99,7 +99,7 @@ class Channel(OutputLog[Frame]):
         seq: int | None = None,
         *,
         tail: bool = False,
-        files: LogFiles | None = None,
+        files: LogStore | None = None,
         run_id: str = "",
         on_drop: Callable[[int], None] | None = None,
     ) -> ChannelReader:
@@ -124,7 +124,7 @@ class ChannelReader:
         self,
         channel: Channel,
         seq: int,
-        files: LogFiles | None,
+        files: LogStore | None,
         run_id: str,
         on_drop: Callable[[int], None] | None,
     ) -> None:
@@ -173,13 +173,12 @@ class ChannelReader:
             self._stored = await self._files.open(self._run_id)
         if self._stored is None:
             return []
-        return await self._files.call(self._stored.read_from, self.next_seq, _BATCH_BYTES)
+        return await self._stored.read_from(self.next_seq, _BATCH_BYTES)
 
     async def _leave_file(self) -> None:
         if self._stored is not None:
             stored, self._stored = self._stored, None
-            assert self._files is not None
-            await self._files.call(stored.close)
+            await stored.close()
 
     async def close(self) -> None:
         """Read no more."""
@@ -192,7 +191,7 @@ class ChannelReader:
 class StoredReader:
     """A place in a log that is on the disk only, of a run that is over."""
 
-    def __init__(self, files: LogFiles, log: StoredLog | None, run: Run, seq: int | None, *, tail: bool) -> None:
+    def __init__(self, files: LogStore, log: StoredLog | None, run: Run, seq: int | None, *, tail: bool) -> None:
         self._files = files
         self._log = log
         self._run = run
@@ -208,7 +207,7 @@ class StoredReader:
             return []
         frames: list[Frame] = []
         if self._log is not None and not self._tail:
-            frames = await self._files.call(self._log.read_from, self._next, _BATCH_BYTES)
+            frames = await self._log.read_from(self._next, _BATCH_BYTES)
         if frames:
             found = _with_gaps(self._next, frames)
             self._last = frames[-1].seq
@@ -223,11 +222,11 @@ class StoredReader:
         if not self._last and self._log is not None:
             log = await self._files.open(self._run.id)
             if log is not None:
-                self._last, _ = await self._files.call(log.last_seq)
-                await self._files.call(log.close)
+                self._last = await log.last_seq()
+                await log.close()
         following = self._last + 1
-        if self._run.reason is Reason.SERVER_RESTARTED and self._asked is not None:
-            # Its readers have seen a little more than the killed server had written down: numbers do not go back.
+        if self._run.reason in (Reason.SERVER_RESTARTED, Reason.NODE_LOST) and self._asked is not None:
+            # Its readers have seen more than there is here of what the lost server wrote down: numbers do not go back.
             return max(following, self._asked)
         return following
 
@@ -235,7 +234,7 @@ class StoredReader:
         """Read no more."""
         if self._log is not None:
             log, self._log = self._log, None
-            await self._files.call(log.close)
+            await log.close()
 
 
 def _with_gaps(following: int, frames: list[Frame]) -> list[Frame | Gap]:
@@ -256,7 +255,7 @@ class Hub:
 
     def __init__(
         self,
-        files: LogFiles | None = None,
+        files: LogStore | None = None,
         *,
         buffer_bytes: int = 8 * 1024 * 1024,
         kept_bytes: int = 32 * 1024 * 1024,
@@ -304,11 +303,15 @@ class Hub:
         channel = self._open[run_id] = Channel(max_bytes=self._buffer_bytes, file=file)
         return channel
 
-    async def resume(self, run_id: str) -> Channel:
-        """The channel of a run that an earlier server accepted: it goes on where that one stopped."""
-        if self.files is None:
-            return self.open(run_id)
-        file, last_seq = await self.files.resume(run_id)
+    async def resume(self, run_id: str, *, after: int = 0) -> Channel:
+        """The channel of a run that an earlier server accepted: it goes on where that one stopped.
+
+        Of one that another node accepted the log is not here: numbers up to ``after`` may have been used there.
+        """
+        file, last_seq = None, 0
+        if self.files is not None:
+            file, last_seq = await self.files.resume(run_id)
+        last_seq = max(last_seq, after)
         channel = self._open[run_id] = Channel(max_bytes=self._buffer_bytes, last_seq=last_seq, file=file)
         return channel
 

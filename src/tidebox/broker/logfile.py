@@ -9,17 +9,17 @@ in the store, not here.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tidebox.broker.frame import Frame
+from tidebox.broker.logstore import Extent, KeptLog, LogSink, LogStore, StoredLog
 from tidebox.model.events import Output
 from tidebox.model.log import Began, Heartbeat, InputClosed, LogEntry, PhaseChanged, Truncated
 from tidebox.model.run import Phase
@@ -68,22 +68,6 @@ _DECODERS: dict[int, Callable[[bytes], LogEntry]] = {
 }
 
 
-class KeptLog(NamedTuple):
-    """The log of a run on the disk."""
-
-    run_id: str
-    modified: float
-    size: int
-
-
-class Extent(NamedTuple):
-    """Where the output of one entry is in a file."""
-
-    stream: str
-    offset: int
-    length: int
-
-
 class _Record(NamedTuple):
     seq: int
     kind: int
@@ -108,7 +92,7 @@ def _records(file: int, offset: int) -> Iterator[_Record]:
         buffer, offset = buffer[start:], offset + start
 
 
-class StoredLog:
+class LogFileReader:
     """A log file that is read; every method blocks."""
 
     def __init__(self, path: Path) -> None:
@@ -144,16 +128,50 @@ class StoredLog:
             last = record.seq, record.end
         return last
 
-    def pread(self, size: int, offset: int) -> bytes:
-        """Bytes of the file."""
-        return os.pread(self._file, size, offset)
+    def read(self, pieces: Sequence[tuple[int, int]]) -> bytes:
+        """The bytes of some places, each an offset and a length."""
+        return b"".join(os.pread(self._file, length, offset) for offset, length in pieces)
 
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._file)
 
 
-class LogFile:
+class LocalLog(StoredLog):
+    """A log file that is read beside the event loop."""
+
+    def __init__(self, file: LogFileReader, thread: ThreadPoolExecutor) -> None:
+        self._file = file
+        self._thread = thread
+
+    async def read_from(self, seq: int, size: int) -> list[Frame]:
+        """The entries from ``seq`` on, about ``size`` bytes of them; successive calls must not go back."""
+        return await self._call(self._file.read_from, seq, size)
+
+    async def last_seq(self) -> int:
+        """The number of the last whole entry."""
+        seq, _ = await self._call(self._file.last_seq)
+        return seq
+
+    # Those who download a whole log do not hold up the threads that write.
+
+    async def extents(self, stream: str | None = None, seq: int = 0) -> list[Extent]:
+        """Where output is, of one stream or of both, from an entry on, in the order in which it was written."""
+        return await asyncio.to_thread(self._file.extents, stream, seq)
+
+    async def read(self, pieces: Sequence[tuple[int, int]]) -> bytes:
+        """The bytes of some places, each an offset and a length."""
+        return await asyncio.to_thread(self._file.read, pieces)
+
+    async def close(self) -> None:
+        """Let go of the file."""
+        await self._call(self._file.close)
+
+    async def _call(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+class LogFile(LogSink):
     """The log of a run that goes on, on its way to the disk."""
 
     def __init__(self, path: Path, thread: ThreadPoolExecutor) -> None:
@@ -223,7 +241,7 @@ class LogFile:
             raise
 
 
-class LogFiles:
+class LogFiles(LogStore):
     """The log files of all runs, each in the directory of its run."""
 
     def __init__(self, directory: Path) -> None:
@@ -239,13 +257,13 @@ class LogFiles:
 
     async def resume(self, run_id: str) -> tuple[LogFile, int]:
         """The log of a run that an earlier server began, and the number of its last entry."""
-        return self.new(run_id), await self.call(self._repaired, self._path(run_id))
+        return self.new(run_id), await self._call(self._repaired, self._path(run_id))
 
     @staticmethod
     def _repaired(path: Path) -> int:
         """The number of the last entry; what is torn after it is cut off."""
         try:
-            log = StoredLog(path)
+            log = LogFileReader(path)
         except FileNotFoundError:
             return 0
         try:
@@ -255,20 +273,19 @@ class LogFiles:
         os.truncate(path, end)
         return seq
 
-    async def open(self, run_id: str) -> StoredLog | None:
+    async def open(self, run_id: str) -> LocalLog | None:
         """The log of a run as it is on the disk, if it is there."""
         try:
-            return await self.call(StoredLog, self._path(run_id))
+            return LocalLog(await self._call(LogFileReader, self._path(run_id)), self._thread)
         except FileNotFoundError:
             return None
 
-    async def call(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do something that blocks beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(work, *arguments))
+    async def _call(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def kept(self) -> list[KeptLog]:
         """Every log there is, those first that were written last."""
-        return await self.call(self._kept)
+        return await self._call(self._kept)
 
     def _kept(self) -> list[KeptLog]:
         try:
@@ -286,7 +303,7 @@ class LogFiles:
 
     async def remove(self, run_id: str) -> None:
         """Remove the log of a run, and the directory of the run if nothing else is in it."""
-        await self.call(self._remove, self._path(run_id).parent)
+        await self._call(self._remove, self._path(run_id).parent)
 
     @staticmethod
     def _remove(directory: Path) -> None:

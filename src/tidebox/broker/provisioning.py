@@ -187,7 +187,7 @@ class Provisioner:
             await provider.release(binding_id)
 
     def discard(self, sandbox: LiveSandbox) -> None:
-        """Let go of a sandbox that no binding has got."""
+        """Let go of a sandbox that no binding has, or may have, in the background."""
         self._later(sandbox.close())
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:

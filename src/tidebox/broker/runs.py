@@ -1,7 +1,8 @@
 """The journaled door: runs that are found again, also by a server that was started later.
 
 A run is accepted in one transaction of the store, together with its idempotency key and its user's quota, before its
-caller hears of it. From then on it is owed an end: a worker of this server brings it there, or the next server does.
+caller hears of it. From then on it is owed an end: a worker of this server brings it there, or the next server does,
+or another one on the same database.
 """
 
 from __future__ import annotations
@@ -20,27 +21,33 @@ from tidebox.broker.audited import audited
 from tidebox.broker.failures import internal_error
 from tidebox.broker.hub import Channel, Hub, Reader
 from tidebox.broker.keeping import Keeper
-from tidebox.broker.logfile import StoredLog
+from tidebox.broker.logstore import StoredLog
 from tidebox.broker.meter import Meter
 from tidebox.broker.quotas import Quotas, day_of
 from tidebox.broker.scheduler import Place, Scheduler
 from tidebox.broker.stdin import StdinFeed
 from tidebox.broker.work import Work, decode_work, encode_work
 from tidebox.broker.worker import Worker
+from tidebox.cluster.membership import Membership, Resident
 from tidebox.errors import Conflict, Forbidden, NotFound, ShuttingDown, StoreUnavailable, TideboxError
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.ids import new_id
 from tidebox.model.limits import MIB
 from tidebox.model.listing import RunPage, RunQuery
 from tidebox.model.log import Ended, PhaseChanged
+from tidebox.model.node import Owner
 from tidebox.model.principal import Caller
-from tidebox.model.run import Conclusion, Phase, Reason, Run, RunFacts, Transition, ended
+from tidebox.model.run import NODE_LOST, Conclusion, Phase, Reason, Run, RunFacts, Transition, ended
 from tidebox.runtime.base import Runner
-from tidebox.store.base import Creation, Store
+from tidebox.store.base import Creation, Estate, Store
 
 _log = logging.getLogger(__name__)
 
 _PRUNE_SECONDS = 60.0
+
+# The log of an attempt is on the disk of its node. The next one's numbers begin after all that it can have used while
+# its run waited, so that nobody who goes on by number misses anything.
+_SEQS_OF_AN_ATTEMPT = 1_000_000
 
 _RESTARTED = Conclusion(
     phase=Phase.FAILED, reason=Reason.SERVER_RESTARTED, message="the server was restarted while the program ran"
@@ -69,7 +76,7 @@ class Retention:
     """Of all logs together: what is older is forgotten before its time."""
 
 
-class Runs:
+class Runs(Resident):
     """Accepts, shows and ends journaled runs."""
 
     def __init__(
@@ -84,6 +91,7 @@ class Runs:
         quotas: Quotas,
         retention: Retention,
         keeper: Keeper,
+        membership: Membership,
     ) -> None:
         self._runner = runner
         self._store = store
@@ -94,32 +102,65 @@ class Runs:
         self._quotas = quotas
         self._retention = retention
         self._keeper = keeper
+        self._membership = membership
         self._working: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
         self._accepting: set[asyncio.Task[Receipt]] = set()
         self._pruning: asyncio.Task[None] | None = None
         self._refusing = False
 
     async def start(self) -> None:
-        """Take up what an earlier server left."""
-        for run, work in await self._store.unfinished_runs():
-            await self._take_up(run, work)
+        """Take up what an earlier server of this node left."""
+        await self.recover(self._membership.owner)
         self._pruning = asyncio.get_running_loop().create_task(self._prune(), name="prune")
+
+    # What becomes of this node, and of others.
+
+    async def recover(self, owner: Owner) -> None:
+        """Take up the unfinished runs of this node."""
+        for run, work in await self._store.recover_runs(owner):
+            await self._take_up(run, work)
 
     async def _take_up(self, run: Run, work: bytes | None) -> None:
         if run.phase is Phase.RUNNING or work is None:
             # Some of it has been seen by its readers: it cannot be done again as if it had not.
-            following = await self._store.advance_run(run.id, ended(_RESTARTED, time.time()))
+            following = await self._store.advance_run(run, ended(_RESTARTED, time.time()))
             if following is not None:
                 self._record(following)
             return
         if run.phase is Phase.STARTING:
-            requeued = await self._store.advance_run(run.id, Transition(to=Phase.QUEUED, at=time.time()))
+            requeued = await self._store.advance_run(run, Transition(to=Phase.QUEUED, at=time.time()))
             if requeued is None:
                 return
             run = requeued
+        await self._queue(run, work)
+
+    async def _queue(self, run: Run, work: bytes) -> None:
         worker = self._new_worker(run.user, decode_work(work), run.facts.session_id)
+        channel = await self._hub.resume(run.id, after=_SEQS_OF_AN_ATTEMPT * (run.attempt - 1))
         self._scheduler.reenter(worker.ticket)
-        self._carry_out(worker, run, await self._hub.resume(run.id))
+        self._carry_out(worker, run, channel)
+
+    async def inherit(self, estate: Estate) -> None:
+        """Go on with the runs that were taken over, and write down which were lost."""
+        for run in estate.ended:
+            self._record(run)
+        for run, work in estate.runs:
+            if run.id not in self._working:
+                self._audit.record("sandbox.run.taken_over", run.caller, "queued", **audited(run))
+                await self._queue(run, work)
+
+    async def stop(self) -> None:
+        """End what has begun. What waits cannot begin while the store is away, and may still be this node's own."""
+        for worker, _ in list(self._working.values()):
+            if worker.ticket.place is Place.ACTIVE:
+                worker.kill(NODE_LOST)
+
+    async def abandon(self) -> None:
+        """Let go of every run, and wait until that is done; no new one is accepted meanwhile."""
+        while tasks := {task for _, task in self._working.values()} | self._accepting:
+            for worker, _ in list(self._working.values()):
+                worker.abandon()
+            await asyncio.wait(tasks)
 
     # What surfaces ask for.
 
@@ -170,6 +211,8 @@ class Runs:
         if working is not None:
             self._audit.record("sandbox.run.cancel", caller, "requested", run_id=run_id)
             working[0].cancel()
+        else:
+            self._require_here(run)
         return run
 
     async def settled(self, run: Run, within: float) -> Run:
@@ -234,9 +277,16 @@ class Runs:
         run = await self.get(caller, run_id)
         stdin = self._working[run_id][0].stdin if run_id in self._working else None
         if stdin is None:
+            self._require_here(run)
             state = "over" if run.phase.terminal else "not interactive"
             raise Conflict(f"the run takes no input: it is {state}", run_id=run_id)
         return stdin
+
+    def _require_here(self, run: Run) -> None:
+        """Refuse what only the server that has a run can do."""
+        node_id = run.owner.node_id
+        if not run.phase.terminal and node_id != self._membership.node_id:
+            raise Conflict("another server has this run: ask that one", run_id=run.id, node_id=node_id)
 
     # How a run is accepted.
 
@@ -257,6 +307,7 @@ class Runs:
         valid_after = now - self._retention.claims
         if claim is not None and (prior := await self._store.answered(claim, valid_after)) is not None:
             return _repeated(prior)
+        owner = self._membership.owner
         worker = self._new_worker(caller.principal.user, work, facts.session_id)
         # A slot, or a place in the queue, before the run exists: what exists can be run.
         self._scheduler.enter(worker.ticket)
@@ -268,6 +319,7 @@ class Runs:
             created_at=now,
             phase=Phase.STARTING if has_slot else Phase.QUEUED,
             started_at=now if has_slot else None,
+            owner=owner,
         )
         creation = Creation(
             run=run,

@@ -25,6 +25,7 @@ from tidebox.model.events import Event, Exited, Output, Started
 from tidebox.model.log import Began, InputClosed, PhaseChanged, Truncated
 from tidebox.model.result import Outcome
 from tidebox.model.run import (
+    NODE_LOST,
     TRANSITIONS,
     Conclusion,
     Phase,
@@ -58,7 +59,7 @@ class Fate(enum.Enum):
 
 
 class _Lost(Exception):
-    """The run is not this worker's any more: the store has it in another phase, or cannot be told of the next."""
+    """The run is not this worker's any more: it is in another phase, or another's, or its next one cannot be told."""
 
 
 class Worker:
@@ -115,6 +116,14 @@ class Worker:
             self._verdict = verdict
         self.cancel()
         self._kill.set()
+
+    def abandon(self) -> None:
+        """Give up the run, because another node has it: stop its program, and change nothing in the store."""
+        if self.ticket.place is Place.QUEUED:
+            self._scheduler.leave(self.ticket)
+            self._decide(Fate.LEFT)
+        else:
+            self.kill(NODE_LOST)
 
     def shut_down(self) -> None:
         """Cancel because the server ends. One that only waits stays in the queue if the store keeps it."""
@@ -293,7 +302,7 @@ class Worker:
         pause = _RETRY_SECONDS
         while True:
             try:
-                following = await self._store.advance_run(self._run.id, step)
+                following = await self._store.advance_run(self._run, step)
             except StoreUnavailable:
                 if self._shut_down:
                     raise _Lost from None

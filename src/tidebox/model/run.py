@@ -2,6 +2,9 @@
 
 Two rules. Every transition is in ``TRANSITIONS``, and nobody changes a phase but by a store's compare-and-set along
 it. A run that has ended never changes again: there is no way out of a terminal phase.
+
+A run belongs to one node at a time. Its owner and attempt are its fence: a store changes it only for a worker that has
+them right, so a worker whose run was taken over cannot change it any more.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from tidebox.errors import (
     TideboxError,
     UnknownImage,
 )
+from tidebox.model.node import NOBODY, Owner
 from tidebox.model.principal import Caller
 from tidebox.model.result import Outcome, Usage, exit_status
 
@@ -91,6 +95,7 @@ class Reason(enum.Enum):
     RUNTIME_ERROR = "runtime_error"
     SERVER_SHUTDOWN = "server_shutdown"
     SERVER_RESTARTED = "server_restarted"
+    NODE_LOST = "node_lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,11 @@ class Conclusion:
     exit_code: int | None = None
     signal: int | None = None
     usage: Usage | None = None
+
+
+NODE_LOST = Conclusion(
+    phase=Phase.FAILED, reason=Reason.NODE_LOST, message="the server that had the run was lost before its end"
+)
 
 
 _BY_OUTCOME: Mapping[Outcome, tuple[Phase, Reason]] = {
@@ -194,6 +204,10 @@ class Run:
     artifact_bytes: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Files that were not kept, by the reason."""
+    owner: Owner = NOBODY
+    """The node that works on it, or did so last."""
+    attempt: int = 1
+    """Counts its owners: raised when another node takes it over."""
 
     @property
     def user(self) -> str:
@@ -204,6 +218,11 @@ class Run:
     def exit_status(self) -> int | None:
         """Its ``exit_code`` as the interpreter service shows it: 128+n where signal n killed the program."""
         return exit_status(self.exit_code, self.signal)
+
+    @property
+    def movable(self) -> bool:
+        """Whether another node can do it: it has not begun, and needs no files that its owner alone has."""
+        return self.phase is Phase.QUEUED and self.facts.session_id is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +262,11 @@ def ended(
         artifact_bytes=artifact_bytes,
         left_out=left_out or {},
     )
+
+
+def taken_over(run: Run, by: Owner) -> Run:
+    """The run in the hands of another node."""
+    return replace(run, owner=by, attempt=run.attempt + 1)
 
 
 def advanced(run: Run, step: Transition) -> Run | None:

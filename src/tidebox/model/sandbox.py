@@ -122,6 +122,8 @@ class Binding:
     expires_at: float
     """When it ends, needed or not."""
     sandbox_id: str | None = None
+    node_id: str = ""
+    """The node that has it; empty for one that was made before there were nodes."""
 
     @property
     def thread_id(self) -> str | None:

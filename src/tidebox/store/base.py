@@ -3,17 +3,24 @@
 Stores take and return model objects. Each method is one transaction: it happens as a whole or not at all, and what it
 returned is kept. A phase changes only by compare-and-set along ``model.run.TRANSITIONS``, so of several who would
 end a run one does. The program of a run (its *work*) is kept only while it may have to be started again.
+
+Several servers may share one store. Each joins as a node, beats while it lives, and is the owner of its runs and
+bindings; what a node leaves that beats no more is given to another one in one transaction. All times of nodes are the
+database's own.
 """
 
 from __future__ import annotations
 
 import abc
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tidebox.errors import Conflict
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.listing import RunPage, RunQuery
+from tidebox.model.node import Owner
 from tidebox.model.run import Run, Transition
 from tidebox.model.sandbox import Binding
 from tidebox.model.session import Session, SessionState
@@ -100,6 +107,49 @@ class Bound:
     """Whether its claim was answered before."""
 
 
+class Standing(enum.Enum):
+    """What the store knows of a node that beats."""
+
+    HELD = "held"
+    """It is a node, as it was when it joined."""
+    FORGOTTEN = "forgotten"
+    """It was silent for too long: others have what was its own."""
+    SUPERSEDED = "superseded"
+    """Another server has joined under its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The answer to a beat."""
+
+    standing: Standing
+    alone: bool = True
+    """Whether there is no other node."""
+    lost: bool = False
+    """Whether some node is lost, or left something that nobody has taken over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estate:
+    """What lost nodes left, after one node has taken it over."""
+
+    runs: tuple[tuple[Run, bytes], ...] = ()
+    """The queued runs that the node has by now taken over from others, with their work."""
+    ended: tuple[Run, ...] = ()
+    """Runs that could not be taken over, as they are now."""
+    bindings: tuple[Binding, ...] = ()
+    """Bindings that have ended."""
+
+
+def id_taken(node_id: str, silent: float, lease: float) -> Conflict:
+    """Two servers cannot be one node."""
+    return Conflict(
+        f"another server has the node id {node_id}, and was there {silent:.1f} seconds ago: give this one a "
+        f"SANDBOX_NODE_ID of its own. (Of a server that was killed the id is free after {lease:g} seconds.)",
+        node_id=node_id,
+    )
+
+
 # Databases have a limit on what they index, and know no names that are not text.
 _MAX_PATH_BYTES = 2000
 
@@ -130,6 +180,8 @@ class Store(abc.ABC):
     """Its kind, as clients are told."""
     durable: bool
     """Whether what it keeps outlives this process."""
+    shared: bool
+    """Whether several servers may use it at once. Otherwise all that is in it is the one server's own."""
 
     @abc.abstractmethod
     async def start(self) -> None:
@@ -152,16 +204,22 @@ class Store(abc.ABC):
         """The run of that id."""
 
     @abc.abstractmethod
-    async def advance_run(self, run_id: str, step: Transition) -> Run | None:
-        """Take a run one step further and return it; None, and nothing changed, where it cannot take that step."""
+    async def advance_run(self, run: Run, step: Transition) -> Run | None:
+        """Take a run one step further and return it; None, and nothing changed, where it cannot take that step.
+
+        Nor can it where its owner or its attempt are others than ``run`` says: then another node has it.
+        """
 
     @abc.abstractmethod
     async def list_runs(self, query: RunQuery) -> RunPage:
         """Runs in the order asked for; those without the time that is sorted by come last."""
 
     @abc.abstractmethod
-    async def unfinished_runs(self) -> list[tuple[Run, bytes | None]]:
-        """Every run that is not over, oldest first, with its work where that is still kept."""
+    async def recover_runs(self, owner: Owner) -> list[tuple[Run, bytes | None]]:
+        """Make ``owner`` the owner of every unfinished run of its node, and of those that have none, and return them.
+
+        Oldest first, with their work where that is still kept. In a store that is not shared it is every one.
+        """
 
     @abc.abstractmethod
     async def answered(self, claim: Claim, valid_after: float) -> Answered | None:
@@ -264,16 +322,44 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def save_binding(self, binding: Binding) -> bool:
-        """Replace what is known of a binding; False, and nothing changed, where there is none or it has ended."""
+        """Replace what is known of a binding; False, and nothing changed, where its node has none or it has ended."""
 
     @abc.abstractmethod
     async def delete_binding(self, binding_id: str) -> bool:
         """Forget a binding; False where there was none."""
 
     @abc.abstractmethod
-    async def live_bindings(self) -> list[Binding]:
-        """Every binding that has not ended, oldest first."""
+    async def recover_bindings(self, node_id: str) -> list[Binding]:
+        """Make a node the owner of the bindings without one, as ``recover_runs`` does, and return all that it has.
+
+        Those that have not ended, oldest first.
+        """
 
     @abc.abstractmethod
     async def prune_bindings(self, ended_before: float) -> None:
         """Forget bindings that ended before this time."""
+
+    @abc.abstractmethod
+    async def join_node(self, node_id: str, home: str, lease: float) -> Owner:
+        """Make a server a node, with a higher epoch than any that had its id before.
+
+        ``home`` names what only one server at a time can use, such as a data directory. Raises ``Conflict`` where a
+        server of another home has the id and has beaten within the last ``lease`` seconds.
+        """
+
+    @abc.abstractmethod
+    async def beat(self, owner: Owner, lease: float) -> Pulse:
+        """Note that a node lives, and look whether one was silent for ``lease`` seconds."""
+
+    @abc.abstractmethod
+    async def leave_node(self, owner: Owner) -> None:
+        """Let a server of another home have the node's id. What is the node's own stays so until its lease is over."""
+
+    @abc.abstractmethod
+    async def take_over(self, owner: Owner, lease: float, at: float) -> Estate | None:
+        """Forget nodes that were silent for ``lease`` seconds, and give ``owner`` what they left.
+
+        Queued runs that another node can do become its own, with the next attempt; every other run ends as
+        ``NODE_LOST`` at the time ``at``, and every binding ends. Of several who call this at once one gets everything;
+        None, and nothing changed, where another one is at it.
+        """

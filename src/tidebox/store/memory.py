@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tidebox.errors import Forbidden, NotFound
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim, settle
 from tidebox.model.listing import RunPage, RunQuery, searched
 from tidebox.model.moments import iso_time
-from tidebox.model.run import STARTABLE, UNFINISHED, Phase, Run, Transition, advanced
+from tidebox.model.node import NOBODY, Owner
+from tidebox.model.run import (
+    NODE_LOST,
+    STARTABLE,
+    UNFINISHED,
+    Phase,
+    Run,
+    Transition,
+    advanced,
+    ended,
+    taken_over,
+)
 from tidebox.model.sandbox import Binding, SandboxState
 from tidebox.model.session import Session, SessionState
 from tidebox.model.summary import Summary, Totals
@@ -19,13 +31,24 @@ from tidebox.store.base import (
     BindingCreation,
     Bound,
     Creation,
+    Estate,
     Holdings,
+    Pulse,
     SessionCreation,
     SessionPage,
     SessionQuery,
+    Standing,
     Store,
     fitting,
+    id_taken,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    owner: Owner
+    home: str
+    beat_at: float
 
 
 class MemoryStore(Store):
@@ -33,6 +56,7 @@ class MemoryStore(Store):
 
     mode = "memory"
     durable = False
+    shared = False
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
@@ -43,6 +67,7 @@ class MemoryStore(Store):
         self._bindings: dict[str, Binding] = {}
         self._artifacts: dict[str, dict[str, Artifact]] = {}
         self._artifact_bytes: defaultdict[str, int] = defaultdict(int)
+        self._nodes: dict[str, _Node] = {}
 
     async def start(self) -> None:
         """Nothing to open."""
@@ -97,17 +122,22 @@ class MemoryStore(Store):
         """The run of that id."""
         return self._runs.get(run_id)
 
-    async def advance_run(self, run_id: str, step: Transition) -> Run | None:
+    async def advance_run(self, run: Run, step: Transition) -> Run | None:
         """Take a run one step further and return it; None where it cannot take that step."""
-        run = self._runs.get(run_id)
-        following = advanced(run, step) if run is not None else None
+        there = self._runs.get(run.id)
+        if there is None or (there.owner, there.attempt) != (run.owner, run.attempt):
+            return None
+        return self._advance(there, step)
+
+    def _advance(self, run: Run, step: Transition) -> Run | None:
+        following = advanced(run, step)
         if following is None:
             return None
-        self._runs[run_id] = following
+        self._runs[run.id] = following
         if following.phase not in STARTABLE:
-            self._work.pop(run_id, None)
+            self._work.pop(run.id, None)
         if following.phase.terminal:
-            self._unfinished.remove(run_id)
+            self._unfinished.remove(run.id)
         return following
 
     async def list_runs(self, query: RunQuery) -> RunPage:
@@ -119,10 +149,15 @@ class MemoryStore(Store):
         without = [run for run in found if getattr(run, query.sort) is None]
         return RunPage(tuple((with_time + without)[query.offset : query.offset + query.limit]), len(found))
 
-    async def unfinished_runs(self) -> list[tuple[Run, bytes | None]]:
-        """Every run that is not over, oldest first, with its work where that is still kept."""
-        unfinished = sorted((self._runs[run_id] for run_id in self._unfinished), key=lambda run: run.created_at)
-        return [(run, self._work.get(run.id)) for run in unfinished]
+    async def recover_runs(self, owner: Owner) -> list[tuple[Run, bytes | None]]:
+        """Make ``owner`` the owner of every unfinished run, and return them."""
+        own = [replace(run, owner=owner) for run in self._by_age()]
+        self._runs.update((run.id, run) for run in own)
+        return [(run, self._work.get(run.id)) for run in own]
+
+    def _by_age(self) -> list[Run]:
+        """The unfinished runs."""
+        return sorted((self._runs[run_id] for run_id in self._unfinished), key=lambda run: run.created_at)
 
     async def answered(self, claim: Claim, valid_after: float) -> Answered | None:
         """How a claim was answered; raises ``IdempotencyConflict`` if that was another body."""
@@ -298,7 +333,7 @@ class MemoryStore(Store):
     async def save_binding(self, binding: Binding) -> bool:
         """Replace what is known of a binding that has not ended."""
         there = self._bindings.get(binding.id)
-        if there is None or there.state is SandboxState.TERMINATED:
+        if there is None or there.state is SandboxState.TERMINATED or there.node_id != binding.node_id:
             return False
         self._bindings[binding.id] = binding
         return True
@@ -307,8 +342,13 @@ class MemoryStore(Store):
         """Forget a binding; False where there was none."""
         return self._bindings.pop(binding_id, None) is not None
 
-    async def live_bindings(self) -> list[Binding]:
-        """Every binding that has not ended, oldest first."""
+    async def recover_bindings(self, node_id: str) -> list[Binding]:
+        """The bindings that have not ended, oldest first: they are this node's own from now on."""
+        own = [replace(binding, node_id=node_id) for binding in self._live_bindings()]
+        self._bindings.update((binding.id, binding) for binding in own)
+        return own
+
+    def _live_bindings(self) -> list[Binding]:
         found = [binding for binding in self._bindings.values() if binding.state is not SandboxState.TERMINATED]
         return sorted(found, key=lambda binding: (binding.created_at, binding.id))
 
@@ -317,6 +357,61 @@ class MemoryStore(Store):
         for binding in list(self._bindings.values()):
             if binding.state is SandboxState.TERMINATED and binding.active_at < ended_before:
                 del self._bindings[binding.id]
+
+    async def join_node(self, node_id: str, home: str, lease: float) -> Owner:
+        """Make a server a node, with a higher epoch than any that had its id before."""
+        now, there = time.time(), self._nodes.get(node_id)
+        if there is not None and there.home not in ("", home) and now - there.beat_at < lease:
+            raise id_taken(node_id, now - there.beat_at, lease)
+        owner = Owner(node_id, max(int(now * 1000), there.owner.epoch + 1 if there is not None else 0))
+        self._nodes[node_id] = _Node(owner, home, now)
+        return owner
+
+    async def beat(self, owner: Owner, lease: float) -> Pulse:
+        """Note that a node lives, and look whether one was silent for ``lease`` seconds."""
+        there = self._nodes.get(owner.node_id)
+        if there is None or there.owner != owner:
+            superseded = there is not None and there.owner.epoch > owner.epoch
+            return Pulse(Standing.SUPERSEDED if superseded else Standing.FORGOTTEN)
+        self._nodes[owner.node_id] = replace(there, beat_at=time.time())
+        lost = bool(self._silent(lease) or self._runs_without_node() or self._bindings_without_node())
+        return Pulse(Standing.HELD, alone=len(self._nodes) == 1, lost=lost)
+
+    async def leave_node(self, owner: Owner) -> None:
+        """Let a server of another home have the node's id."""
+        there = self._nodes.get(owner.node_id)
+        if there is not None and there.owner == owner:
+            self._nodes[owner.node_id] = replace(there, home="")
+
+    async def take_over(self, owner: Owner, lease: float, at: float) -> Estate:
+        """Forget nodes that were silent for ``lease`` seconds, and give ``owner`` what they left."""
+        there = self._nodes.get(owner.node_id)
+        if there is None or there.owner != owner:
+            return Estate()
+        for node_id in self._silent(lease):
+            del self._nodes[node_id]
+        over = []
+        for run in self._runs_without_node():
+            if run.movable and run.id in self._work:
+                self._runs[run.id] = taken_over(run, owner)
+            elif (following := self._advance(run, ended(NODE_LOST, at))) is not None:
+                over.append(following)
+        bindings = [
+            replace(binding, state=SandboxState.TERMINATED, active_at=at) for binding in self._bindings_without_node()
+        ]
+        self._bindings.update((binding.id, binding) for binding in bindings)
+        taken = [run for run in self._by_age() if run.owner == owner and run.attempt > 1 and run.phase is Phase.QUEUED]
+        return Estate(tuple((run, self._work[run.id]) for run in taken), tuple(over), tuple(bindings))
+
+    def _silent(self, lease: float) -> list[str]:
+        now = time.time()
+        return [node_id for node_id, node in self._nodes.items() if node.beat_at < now - lease]
+
+    def _runs_without_node(self) -> list[Run]:
+        return [run for run in self._by_age() if run.owner.node_id not in (NOBODY.node_id, *self._nodes)]
+
+    def _bindings_without_node(self) -> list[Binding]:
+        return [found for found in self._live_bindings() if found.node_id not in (NOBODY.node_id, *self._nodes)]
 
 
 def _grouped(pairs: Iterable[tuple[str, Run]]) -> dict[str, Totals]:

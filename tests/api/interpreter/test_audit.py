@@ -48,6 +48,7 @@ def test_every_step_of_a_run(server: RunningServer, streams_of: StreamsOf) -> No
     ada = streams_of(server, "ada")
     blocker = ada.python("import time; time.sleep(30)")["run_id"]
     waiting = ada.python("print('secret output')", env={"TOKEN": "secret value"})["run_id"]
+    ada.wait(blocker, "running")
     ada.cancel(blocker)
     ada.wait(waiting)
     ada.wait(blocker)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
@@ -18,7 +17,7 @@ from tidebox.api.interpreter.runs import RunId
 from tidebox.api.ranges import ByteRange, parse_range
 from tidebox.broker.frame import Frame, Gap
 from tidebox.broker.hub import Reader
-from tidebox.broker.logfile import Extent, StoredLog
+from tidebox.broker.logstore import Extent, StoredLog
 from tidebox.model.events import Output
 
 router = APIRouter(tags=["runs"])
@@ -123,19 +122,16 @@ async def _text(log: StoredLog | None, stream: StreamChoice | None, seq: int | N
         parse_range(asked, 0)
         return Response(b"", media_type=TEXT)
 
-    async def close() -> None:
-        await asyncio.to_thread(log.close)
-
     try:
-        extents = await asyncio.to_thread(log.extents, stream, seq or 0)
+        extents = await log.extents(stream, seq or 0)
         size = sum(extent.length for extent in extents)
         part = parse_range(asked, size)
     except BaseException:
-        log.close()
+        await log.close()
         raise
     wanted = part or ByteRange(0, size)
     shown = (part, size) if part is not None else None
-    return _Answer(_slices(log, extents, wanted), close, TEXT, length=wanted.length, part=shown)
+    return _Answer(_slices(log, extents, wanted), log.close, TEXT, length=wanted.length, part=shown)
 
 
 async def _slices(log: StoredLog, extents: list[Extent], wanted: ByteRange) -> AsyncIterator[bytes]:
@@ -147,19 +143,15 @@ async def _slices(log: StoredLog, extents: list[Extent], wanted: ByteRange) -> A
         start, end = max(wanted.start - position, 0), min(wanted.end - position, extent.length)
         position += extent.length
         if start < end:
-            pending.append((end - start, extent.offset + start))
+            pending.append((extent.offset + start, end - start))
             gathered += end - start
         if gathered >= _CHUNK_BYTES:
-            yield await asyncio.to_thread(_read, log, pending)
+            yield await log.read(pending)
             pending, gathered = [], 0
         if position >= wanted.end:
             break
     if pending:
-        yield await asyncio.to_thread(_read, log, pending)
-
-
-def _read(log: StoredLog, pieces: list[tuple[int, int]]) -> bytes:
-    return b"".join(log.pread(length, offset) for length, offset in pieces)
+        yield await log.read(pending)
 
 
 # JSON lines: frames as the stream has them.

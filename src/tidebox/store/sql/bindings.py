@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,11 +11,12 @@ from sqlalchemy import bindparam
 
 from tidebox.errors import Forbidden
 from tidebox.model.idempotency import Answered
+from tidebox.model.node import NOBODY
 from tidebox.model.sandbox import Binding, SandboxState, Scope
 from tidebox.store.base import BindingCreation, Bound
 from tidebox.store.sql import claims
 from tidebox.store.sql.rows import stamp
-from tidebox.store.sql.schema import bindings
+from tidebox.store.sql.schema import bindings, nodes
 
 _columns = bindings.c
 _encode = msgspec.json.Encoder().encode
@@ -22,20 +24,37 @@ _decode = msgspec.json.Decoder(Binding).decode
 _ENDED = SandboxState.TERMINATED.value
 
 _INSERT = sa.insert(bindings)
-_FIND = sa.select(_columns.record).where(_columns.id == bindparam("binding_id"))
+# Of a binding's node only the column is right.
+_WHOLE = sa.select(_columns.record, _columns.node_id)
+_FIND = _WHOLE.where(_columns.id == bindparam("binding_id"))
 _OF_SCOPE = (
-    sa.select(_columns.record, _columns.user_id, _columns.live_scope)
+    _WHOLE.add_columns(_columns.user_id, _columns.live_scope)
     .where(_columns.scope_type == bindparam("type"), _columns.scope_id == bindparam("scope"))
     .order_by(_columns.created_at.desc(), _columns.id.desc())
 )
 _COUNT = sa.select(sa.func.count()).where(_columns.user_id == bindparam("user"), _columns.state != _ENDED)
-_SAVE = sa.update(bindings).where(_columns.id == bindparam("binding_id"), _columns.state != _ENDED)
-_LIVE = sa.select(_columns.record).where(_columns.state != _ENDED).order_by(_columns.created_at, _columns.id)
+_SAVE = sa.update(bindings).where(
+    _columns.id == bindparam("binding_id"), _columns.state != _ENDED, _columns.node_id == bindparam("of_node")
+)
+_LIVE = _WHOLE.where(_columns.state != _ENDED).order_by(_columns.created_at, _columns.id)
+_OF_NODE = _LIVE.where(_columns.node_id == bindparam("of_node"))
+_RECOVER_ALL = sa.update(bindings).where(_columns.state != _ENDED).values(node_id=bindparam("of_node"))
+_RECOVER = _RECOVER_ALL.where(_columns.node_id == NOBODY.node_id)
+_IS_WITHOUT_NODE = sa.and_(
+    _columns.state != _ENDED, _columns.node_id != NOBODY.node_id, _columns.node_id.not_in(sa.select(nodes.c.node_id))
+)
+EXIST_WITHOUT_NODE = sa.exists().where(_IS_WITHOUT_NODE)
+"""Whether there are live bindings of a node that is none any more."""
+_FIND_WITHOUT_NODE = _LIVE.where(_IS_WITHOUT_NODE).with_for_update()
 _PRUNE = sa.delete(bindings).where(_columns.state == _ENDED, _columns.active_at < bindparam("before"))
 
 
 def _live_scope(scope: Scope) -> str:
     return f"{scope.type.value}:{scope.id}"
+
+
+def _binding_of(record: str, node_id: str) -> Binding:
+    return replace(_decode(record), node_id=node_id)
 
 
 def _changing(binding: Binding) -> dict[str, Any]:
@@ -57,7 +76,7 @@ def create(connection: sa.Connection, creation: BindingCreation) -> Bound:
     of_scope = connection.execute(_OF_SCOPE, {"type": new.scope.type.value, "scope": new.scope.id}).all()
     if of_scope and of_scope[0].user_id != new.user:
         raise Forbidden(f"this {new.scope.type.value} is another user's")
-    live = next((_decode(row.record) for row in of_scope if row.live_scope is not None), None)
+    live = next((_binding_of(row.record, row.node_id) for row in of_scope if row.live_scope is not None), None)
     if live is None:
         if creation.check is not None:
             creation.check(connection.scalar(_COUNT, {"user": new.user}) or 0)
@@ -69,6 +88,7 @@ def create(connection: sa.Connection, creation: BindingCreation) -> Bound:
                 "scope_type": new.scope.type.value,
                 "scope_id": new.scope.id,
                 "created_at": stamp(new.created_at),
+                "node_id": new.node_id,
                 **_changing(new),
             },
         )
@@ -80,13 +100,14 @@ def create(connection: sa.Connection, creation: BindingCreation) -> Bound:
 
 def find(connection: sa.Connection, binding_id: str) -> Binding | None:
     """The binding of that id, ended or not."""
-    record = connection.scalar(_FIND, {"binding_id": binding_id})
-    return _decode(record) if record is not None else None
+    row = connection.execute(_FIND, {"binding_id": binding_id}).first()
+    return _binding_of(*row) if row is not None else None
 
 
 def save(connection: sa.Connection, binding: Binding) -> bool:
-    """Replace what is known of a binding that has not ended."""
-    return bool(connection.execute(_SAVE.values(_changing(binding)), {"binding_id": binding.id}).rowcount)
+    """Replace what is known of a binding that has not ended, and is its node's."""
+    named = {"binding_id": binding.id, "of_node": binding.node_id}
+    return bool(connection.execute(_SAVE.values(_changing(binding)), named).rowcount)
 
 
 def delete(connection: sa.Connection, binding_id: str) -> bool:
@@ -94,9 +115,19 @@ def delete(connection: sa.Connection, binding_id: str) -> bool:
     return bool(connection.execute(sa.delete(bindings).where(_columns.id == binding_id)).rowcount)
 
 
-def live(connection: sa.Connection) -> list[Binding]:
-    """Every binding that has not ended, oldest first."""
-    return [_decode(record) for record in connection.scalars(_LIVE)]
+def recover(connection: sa.Connection, node_id: str, *, shared: bool) -> list[Binding]:
+    """Make a node the owner of every binding that can be its own and has not ended, and return them, oldest first."""
+    connection.execute(_RECOVER if shared else _RECOVER_ALL, {"of_node": node_id})
+    return [_binding_of(*row) for row in connection.execute(_OF_NODE, {"of_node": node_id})]
+
+
+def end_without_node(connection: sa.Connection, at: float) -> tuple[Binding, ...]:
+    """End the bindings of nodes that are none any more, and return them."""
+    found = [_binding_of(*row) for row in connection.execute(_FIND_WITHOUT_NODE).all()]
+    over = tuple(replace(binding, state=SandboxState.TERMINATED, active_at=at) for binding in found)
+    for binding in over:
+        save(connection, binding)
+    return over
 
 
 def prune(connection: sa.Connection, ended_before: float) -> None:

@@ -25,6 +25,9 @@ _T = TypeVar("_T")
 
 _SQLITE_READERS = 2
 _POSTGRES_CONNECTIONS = 8
+_HASTE_MILLISECONDS = 2000
+# Of libpq, in seconds and milliseconds: a server behind a cut network is not waited for.
+_IMPATIENT = {"connect_timeout": 2, "tcp_user_timeout": _HASTE_MILLISECONDS}
 _SETTINGS = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA journal_size_limit = 67108864",
@@ -75,10 +78,11 @@ class _Lane:
 class Database:
     """An open database at the newest schema."""
 
-    def __init__(self, reading: _Lane, writing: _Lane, stepping: _Lane) -> None:
+    def __init__(self, reading: _Lane, writing: _Lane, stepping: _Lane, beating: _Lane) -> None:
         self._reading = reading
         self._writing = writing
         self._stepping = stepping
+        self._beating = beating
 
     async def read(
         self, operation: Callable[Concatenate[sa.Connection, _P], _T], *args: _P.args, **kw: _P.kwargs
@@ -98,13 +102,19 @@ class Database:
         """As ``write``, but a machine that loses its power may lose what was done last."""
         return await self._stepping.run(operation, *args, **kw)
 
+    async def beat(
+        self, operation: Callable[Concatenate[sa.Connection, _P], _T], *args: _P.args, **kw: _P.kwargs
+    ) -> _T:
+        """As ``step``, but beside everything else: what must be in time does not wait for others."""
+        return await self._beating.run(operation, *args, **kw)
+
     async def wipe(self) -> None:
         """Leave nothing of what was removed, in the write-ahead log either, where there is one."""
         await self._writing.outside_transactions(_WIPE)
 
     def close(self) -> None:
         """End all threads, after what they are doing, and all connections. Blocks."""
-        for lane in (self._reading, self._writing, self._stepping):
+        for lane in (self._reading, self._writing, self._stepping, self._beating):
             lane.close()
 
 
@@ -118,21 +128,36 @@ def open_sqlite(path: Path) -> Database:
     reader = _sqlite_engine(path, _SQLITE_READERS, "BEGIN", _READER)
     one = ThreadPoolExecutor(1, thread_name_prefix="store-write")
     some = ThreadPoolExecutor(_SQLITE_READERS, thread_name_prefix="store-read")
-    return Database(_Lane(reader, some), _Lane(writer, one), _Lane(lax_writer, one))
+    stepping = _Lane(lax_writer, one)
+    return Database(_Lane(reader, some), _Lane(writer, one), stepping, stepping)
 
 
 def open_postgres(url: str) -> Database:
     """Connect to a PostgreSQL database and bring it up to date. Blocks."""
     try:
         address = sa.make_url(url).set(drivername="postgresql+psycopg")
-        engine = sa.create_engine(
-            address, pool_size=_POSTGRES_CONNECTIONS, max_overflow=0, pool_pre_ping=True, hide_parameters=True
-        )
+        engine = _postgres_engine(address, _POSTGRES_CONNECTIONS)
+        beater = _postgres_engine(address, 1, connect_args=_IMPATIENT)
     except (exc.ArgumentError, ImportError) as error:
         raise StoreUnavailable(f"the store's URL cannot be used: {error}") from None
     _bring_up_to_date(engine, f"the database {address.database} on {address.host or 'this machine'}")
+    event.listen(beater, "begin", _expect_haste)
     lane = _Lane(engine, ThreadPoolExecutor(_POSTGRES_CONNECTIONS, thread_name_prefix="store"))
-    return Database(lane, lane, lane)
+    return Database(lane, lane, lane, _Lane(beater, ThreadPoolExecutor(1, thread_name_prefix="store-beat")))
+
+
+def _postgres_engine(address: sa.URL, connections: int, **options: Any) -> sa.Engine:
+    return sa.create_engine(
+        address, pool_size=connections, max_overflow=0, pool_pre_ping=True, hide_parameters=True, **options
+    )
+
+
+def _expect_haste(connection: sa.Connection) -> None:
+    """A beat that takes long is of no use, and one that is lost with the machine's power is not missed."""
+    # For the transaction only: a connection may be shared with others by a proxy.
+    connection.exec_driver_sql(
+        f"SET LOCAL statement_timeout = {_HASTE_MILLISECONDS}; SET LOCAL synchronous_commit = off"
+    )
 
 
 def _sqlite_engine(path: Path, connections: int, begin: str, settings: tuple[str, ...]) -> sa.Engine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidebox.store.sql import artifacts as captured
-from tidebox.store.sql import bindings, claims, runs, sessions
+from tidebox.store.sql import bindings, claims, nodes, runs, sessions
 
 
 class Operations:
@@ -13,7 +13,7 @@ class Operations:
     run = staticmethod(runs.find)
     advance_run = staticmethod(runs.advance)
     list_runs = staticmethod(runs.list_runs)
-    unfinished_runs = staticmethod(runs.unfinished)
+    recover_runs = staticmethod(runs.recover)
     prune_runs = staticmethod(runs.prune)
     summary = staticmethod(runs.summary)
     answered = staticmethod(claims.answered)
@@ -38,5 +38,9 @@ class Operations:
     binding = staticmethod(bindings.find)
     save_binding = staticmethod(bindings.save)
     delete_binding = staticmethod(bindings.delete)
-    live_bindings = staticmethod(bindings.live)
+    recover_bindings = staticmethod(bindings.recover)
     prune_bindings = staticmethod(bindings.prune)
+    join_node = staticmethod(nodes.join)
+    beat = staticmethod(nodes.beat)
+    leave_node = staticmethod(nodes.leave)
+    take_over = staticmethod(nodes.take_over)

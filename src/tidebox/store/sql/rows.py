@@ -12,6 +12,7 @@ from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.listing import searched
 from tidebox.model.moments import iso_time
+from tidebox.model.node import Owner
 from tidebox.model.run import Phase, Run
 from tidebox.model.session import Session, SessionState
 
@@ -79,16 +80,28 @@ def run_row(run: Run) -> dict[str, Any]:
         "policy_hash": facts.policy_hash,
         "session_id": facts.session_id,
         "created_at": stamp(run.created_at),
+        **owner_columns(run),
         **changing_columns(run),
     }
 
 
-def run_of(record: str, phase: str, started_at: str | None) -> Run:
+def owner_columns(run: Run) -> dict[str, Any]:
+    """Whose a run is."""
+    return {"node_id": run.owner.node_id, "node_epoch": run.owner.epoch, "attempt": run.attempt}
+
+
+def run_of(record: str, phase: str, started_at: str | None, node_id: str, node_epoch: int, attempt: int) -> Run:
     """A run from its record, and from those columns that may be newer."""
     run = _decode_run(record)
     if run.phase.terminal:
         return run
-    return replace(run, phase=Phase(phase), started_at=None if started_at is None else moment(started_at))
+    return replace(
+        run,
+        phase=Phase(phase),
+        started_at=None if started_at is None else moment(started_at),
+        owner=Owner(node_id, node_epoch),
+        attempt=attempt,
+    )
 
 
 def session_row(session: Session) -> dict[str, Any]:

@@ -14,13 +14,24 @@ from sqlalchemy.sql.operators import custom_op
 from tidebox.errors import NotFound
 from tidebox.model.idempotency import Answered
 from tidebox.model.listing import RunPage, RunQuery
-from tidebox.model.run import STARTABLE, UNFINISHED, Phase, Run, Transition, advanced
+from tidebox.model.node import NOBODY, Owner
+from tidebox.model.run import (
+    NODE_LOST,
+    STARTABLE,
+    UNFINISHED,
+    Phase,
+    Run,
+    Transition,
+    advanced,
+    ended,
+    taken_over,
+)
 from tidebox.model.summary import Summary, Totals
 from tidebox.store.base import Creation, Holdings
 from tidebox.store.sql import claims, sessions
 from tidebox.store.sql.artifacts import forget_artifacts, having
-from tidebox.store.sql.rows import changing_columns, record_of, run_of, run_row, stamp, stamp_within
-from tidebox.store.sql.schema import run_records, run_work, runs
+from tidebox.store.sql.rows import changing_columns, owner_columns, record_of, run_of, run_row, stamp, stamp_within
+from tidebox.store.sql.schema import nodes, run_records, run_work, runs
 
 _columns = runs.c
 _FEW = 1000
@@ -31,23 +42,51 @@ _UNFINISHED = sorted(phase.value for phase in UNFINISHED)
 _INSERT = sa.insert(runs)
 _INSERT_RECORD = sa.insert(run_records)
 _INSERT_WORK = sa.insert(run_work)
-_WHOLE = sa.select(run_records.c.record, _columns.phase, _columns.started_at).join_from(
-    runs, run_records, run_records.c.run_id == _columns.id
-)
+_WHOLE = sa.select(
+    run_records.c.record,
+    _columns.phase,
+    _columns.started_at,
+    _columns.node_id,
+    _columns.node_epoch,
+    _columns.attempt,
+).join_from(runs, run_records, run_records.c.run_id == _columns.id)
 _FIND = _WHOLE.where(_columns.id == bindparam("run_id"))
 _FIND_TO_CHANGE = _FIND.with_for_update(of=runs)
 _FIND_SOME = _WHOLE.where(_columns.id.in_(bindparam("run_ids", expanding=True)))
-_IN_PHASE = sa.and_(_columns.id == bindparam("run_id"), _columns.phase == bindparam("before"))
-_STEP = sa.update(runs).where(_IN_PHASE).values(phase=bindparam("to"), started_at=bindparam("started"))
-_END = sa.update(runs).where(_IN_PHASE)
+# The fence: nobody changes a run but who owns it.
+_AS_IT_WAS = sa.and_(
+    _columns.id == bindparam("run_id"),
+    _columns.phase == bindparam("before"),
+    _columns.node_id == bindparam("of_node"),
+    _columns.node_epoch == bindparam("of_epoch"),
+    _columns.attempt == bindparam("of_attempt"),
+)
+_STEP = sa.update(runs).where(_AS_IT_WAS).values(phase=bindparam("to"), started_at=bindparam("started"))
+_CHANGE = sa.update(runs).where(_AS_IT_WAS)
 _END_RECORD = sa.update(run_records).where(run_records.c.run_id == bindparam("of_run"))
 _DROP_WORK = sa.delete(run_work).where(run_work.c.run_id == bindparam("of_run"))
-_FIND_UNFINISHED = (
-    sa.select(run_records.c.record, _columns.phase, _columns.started_at, run_work.c.work)
-    .join_from(runs, run_records, run_records.c.run_id == _columns.id)
+_WITH_WORK = (
+    _WHOLE.add_columns(run_work.c.work)
     .join(run_work, run_work.c.run_id == _columns.id, isouter=True)
-    .where(_columns.phase.in_(_UNFINISHED))
     .order_by(_columns.created_at, _columns.id)
+)
+_IS_UNFINISHED = _columns.phase.in_(_UNFINISHED)
+_RECOVER_ALL = (
+    sa.update(runs).where(_IS_UNFINISHED).values(node_id=bindparam("of_node"), node_epoch=bindparam("of_epoch"))
+)
+_RECOVER = _RECOVER_ALL.where(sa.or_(_columns.node_id == bindparam("of_node"), _columns.node_id == NOBODY.node_id))
+_FIND_UNFINISHED = _WITH_WORK.where(_IS_UNFINISHED, _columns.node_id == bindparam("of_node"))
+_IS_WITHOUT_NODE = sa.and_(
+    _IS_UNFINISHED, _columns.node_id != NOBODY.node_id, _columns.node_id.not_in(sa.select(nodes.c.node_id))
+)
+EXIST_WITHOUT_NODE = sa.exists().where(_IS_WITHOUT_NODE)
+"""Whether there are unfinished runs of a node that is none any more."""
+_FIND_WITHOUT_NODE = _WITH_WORK.where(_IS_WITHOUT_NODE).with_for_update(of=runs)
+_FIND_TAKEN_OVER = _WITH_WORK.where(
+    _columns.phase == Phase.QUEUED.value,
+    _columns.node_id == bindparam("of_node"),
+    _columns.node_epoch == bindparam("of_epoch"),
+    _columns.attempt > 1,
 )
 _COUNT_UNFINISHED = sa.select(sa.func.count()).where(
     _columns.user_id == bindparam("user"), _columns.phase.in_(_UNFINISHED)
@@ -113,31 +152,66 @@ def find(connection: sa.Connection, run_id: str) -> Run | None:
     return run_of(*row) if row is not None else None
 
 
-def advance(connection: sa.Connection, run_id: str, step: Transition) -> Run | None:
-    """Take a run one step further and return it; None where it cannot take that step."""
-    row = connection.execute(_FIND_TO_CHANGE, {"run_id": run_id}).first()
-    run = run_of(*row) if row is not None else None
-    following = advanced(run, step) if run is not None else None
-    if run is None or following is None:
+def advance(connection: sa.Connection, run: Run, step: Transition) -> Run | None:
+    """Take a run one step further and return it; None where it cannot take that step, or is another owner's."""
+    row = connection.execute(_FIND_TO_CHANGE, {"run_id": run.id}).first()
+    there = run_of(*row) if row is not None else None
+    if there is None or (there.owner, there.attempt) != (run.owner, run.attempt):
         return None
-    compared = {"run_id": run_id, "before": run.phase.value}
+    following = advanced(there, step)
+    return following if following is not None and _take_step(connection, there, following) else None
+
+
+def _take_step(connection: sa.Connection, run: Run, following: Run) -> bool:
     if following.phase.terminal:
-        changed = connection.execute(_END, {**compared, **changing_columns(following)})
+        changed = connection.execute(_CHANGE, {**_as_it_was(run), **changing_columns(following)})
     else:
         started = None if following.started_at is None else stamp(following.started_at)
-        changed = connection.execute(_STEP, {**compared, "to": following.phase.value, "started": started})
+        changed = connection.execute(_STEP, {**_as_it_was(run), "to": following.phase.value, "started": started})
     if changed.rowcount != 1:
-        return None
+        return False
     if following.phase.terminal:
-        connection.execute(_END_RECORD, {"of_run": run_id, "record": record_of(following)})
+        connection.execute(_END_RECORD, {"of_run": run.id, "record": record_of(following)})
     if following.phase not in STARTABLE:
-        connection.execute(_DROP_WORK, {"of_run": run_id})
-    return following
+        connection.execute(_DROP_WORK, {"of_run": run.id})
+    return True
 
 
-def unfinished(connection: sa.Connection) -> list[tuple[Run, bytes | None]]:
-    """Every run that is not over, oldest first, with its work where that is still kept."""
-    return [(run_of(*whole), work) for *whole, work in connection.execute(_FIND_UNFINISHED)]
+def _as_it_was(run: Run) -> dict[str, Any]:
+    return {
+        "run_id": run.id,
+        "before": run.phase.value,
+        "of_node": run.owner.node_id,
+        "of_epoch": run.owner.epoch,
+        "of_attempt": run.attempt,
+    }
+
+
+def recover(connection: sa.Connection, owner: Owner, *, shared: bool) -> list[tuple[Run, bytes | None]]:
+    """Make ``owner`` the owner of every unfinished run that can be its own, and return them."""
+    connection.execute(_RECOVER if shared else _RECOVER_ALL, {"of_node": owner.node_id, "of_epoch": owner.epoch})
+    found = connection.execute(_FIND_UNFINISHED, {"of_node": owner.node_id})
+    return [(run_of(*whole), work) for *whole, work in found]
+
+
+def take_over(connection: sa.Connection, owner: Owner, at: float) -> tuple[Run, ...]:
+    """Make ``owner`` the owner of the runs without a node that it can do, and return the others, which have ended."""
+    over = []
+    for *whole, work in connection.execute(_FIND_WITHOUT_NODE).all():
+        run = run_of(*whole)
+        if run.movable and work is not None:
+            connection.execute(_CHANGE, {**_as_it_was(run), **owner_columns(taken_over(run, owner))})
+            continue
+        following = advanced(run, ended(NODE_LOST, at))
+        if following is not None and _take_step(connection, run, following):
+            over.append(following)
+    return tuple(over)
+
+
+def taken_over_by(connection: sa.Connection, owner: Owner) -> tuple[tuple[Run, bytes], ...]:
+    """The queued runs that ``owner`` has taken over from others, oldest first."""
+    found = connection.execute(_FIND_TAKEN_OVER, {"of_node": owner.node_id, "of_epoch": owner.epoch})
+    return tuple((run_of(*whole), work) for *whole, work in found if work is not None)
 
 
 def list_runs(connection: sa.Connection, query: RunQuery) -> RunPage:

@@ -5,7 +5,8 @@ of the interpreter service's specification, so that its queries run. Times are I
 that their order is the order of time; only idempotency keys have seconds since the epoch.
 
 A run is three rows: the narrow one that lists and counts go through, its whole record, and its work while that may be
-needed. What the record says too is in the columns for queries; of a run's phase and start only the columns are right.
+needed. What the record says too is in the columns for queries; of a run's phase, start and owner only the columns are
+right.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ metadata = sa.MetaData()
 
 def _text(name: str, *, nullable: bool = False) -> sa.Column[str]:
     return sa.Column(name, TEXT, nullable=nullable)
+
+
+def _node_id() -> sa.Column[str]:
+    """The node that owns something; empty for nobody."""
+    return sa.Column("node_id", TEXT, nullable=False, server_default="")
 
 
 runs = sa.Table(
@@ -47,6 +53,10 @@ runs = sa.Table(
     sa.Column("artifact_bytes", sa.BigInteger, nullable=False),
     # What a search looks through, in small letters.
     _text("search"),
+    # Its owner, and how many it has had.
+    _node_id(),
+    sa.Column("node_epoch", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("attempt", sa.Integer, nullable=False, server_default="1"),
     # Without a row id SQLite keeps the primary key in every index: an index on a time then gives pages in their order.
     sqlite_with_rowid=False,
 )
@@ -140,6 +150,18 @@ bindings = sa.Table(
     _text("created_at"),
     _text("active_at"),
     _text("record"),
+    _node_id(),
 )
 sa.Index("idx_bindings_scope", bindings.c.scope_type, bindings.c.scope_id, bindings.c.created_at)
 sa.Index("idx_bindings_user", bindings.c.user_id)
+
+nodes = sa.Table(
+    "sandbox_nodes",
+    metadata,
+    sa.Column("node_id", TEXT, primary_key=True),
+    # What only one server at a time can use: who has the same is the same server, started again.
+    _text("home"),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    # In seconds since the epoch, by the clock of the database.
+    sa.Column("beat_at", sa.Double, nullable=False),
+)

@@ -16,11 +16,22 @@ from tidebox.errors import StoreUnavailable
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.listing import RunPage, RunQuery
+from tidebox.model.node import Owner
 from tidebox.model.run import STARTABLE, Run, Transition
 from tidebox.model.sandbox import Binding
 from tidebox.model.session import Session
 from tidebox.model.summary import Summary
-from tidebox.store.base import BindingCreation, Bound, Creation, SessionCreation, SessionPage, SessionQuery, Store
+from tidebox.store.base import (
+    BindingCreation,
+    Bound,
+    Creation,
+    Estate,
+    Pulse,
+    SessionCreation,
+    SessionPage,
+    SessionQuery,
+    Store,
+)
 from tidebox.store.sql.sqlite_file import prepare
 from tidebox.store.sql.work_files import WorkFiles
 
@@ -81,20 +92,20 @@ class SqlStore(Store):
         database, do = await self._ready()
         return await database.read(do.run, run_id)
 
-    async def advance_run(self, run_id: str, step: Transition) -> Run | None:
+    async def advance_run(self, run: Run, step: Transition) -> Run | None:
         """Take a run one step further and return it; None where it cannot take that step."""
         database, do = await self._ready()
-        return await database.step(do.advance_run, run_id, step)
+        return await database.step(do.advance_run, run, step)
 
     async def list_runs(self, query: RunQuery) -> RunPage:
         """Runs in the order asked for; those without the time that is sorted by come last."""
         database, do = await self._ready()
         return await database.read(do.list_runs, query)
 
-    async def unfinished_runs(self) -> list[tuple[Run, bytes | None]]:
-        """Every run that is not over, oldest first, with its work where that is still kept."""
+    async def recover_runs(self, owner: Owner) -> list[tuple[Run, bytes | None]]:
+        """Make ``owner`` the owner of every unfinished run that can be its own, and return them."""
         database, do = await self._ready()
-        return await database.read(do.unfinished_runs)
+        return await database.write(do.recover_runs, owner, shared=self.shared)
 
     async def answered(self, claim: Claim, valid_after: float) -> Answered | None:
         """How a claim was answered; raises ``IdempotencyConflict`` if that was another body."""
@@ -217,21 +228,42 @@ class SqlStore(Store):
         database, do = await self._ready()
         return await database.write(do.delete_binding, binding_id)
 
-    async def live_bindings(self) -> list[Binding]:
-        """Every binding that has not ended, oldest first."""
+    async def recover_bindings(self, node_id: str) -> list[Binding]:
+        """Make a node the owner of every binding that can be its own and has not ended, and return them."""
         database, do = await self._ready()
-        return await database.read(do.live_bindings)
+        return await database.write(do.recover_bindings, node_id, shared=self.shared)
 
     async def prune_bindings(self, ended_before: float) -> None:
         """Forget bindings that ended before this time."""
         database, do = await self._ready()
         await database.write(do.prune_bindings, ended_before)
 
+    async def join_node(self, node_id: str, home: str, lease: float) -> Owner:
+        """Make a server a node, with a higher epoch than any that had its id before."""
+        database, do = await self._ready()
+        return await database.write(do.join_node, node_id, home, lease)
+
+    async def beat(self, owner: Owner, lease: float) -> Pulse:
+        """Note that a node lives, and look whether one was silent for ``lease`` seconds."""
+        database, do = await self._ready()
+        return await database.beat(do.beat, owner, lease)
+
+    async def leave_node(self, owner: Owner) -> None:
+        """Let a server of another home have the node's id."""
+        database, do = await self._ready()
+        await database.beat(do.leave_node, owner)
+
+    async def take_over(self, owner: Owner, lease: float, at: float) -> Estate | None:
+        """Forget nodes that were silent for ``lease`` seconds, and give ``owner`` what they left."""
+        database, do = await self._ready()
+        return await database.write(do.take_over, owner, lease, at)
+
 
 class SqliteStore(SqlStore):
     """Keeps everything in one file, for one server, and programs that have not begun in files beside it."""
 
     mode = "sqlite"
+    shared = False
 
     def __init__(self, path: Path) -> None:
         super().__init__(self._open_file)
@@ -246,9 +278,18 @@ class SqliteStore(SqlStore):
         return open_sqlite(self._path)
 
     async def start(self) -> None:
-        """Look whether the file can be used; it is opened at the first use."""
+        """Look whether the file can be used, and take it; it is opened at the first use."""
         await asyncio.to_thread(prepare, self._path)
-        await self._with_work(self._work.prepare)
+        if not await self._with_work(self._work.claim):
+            raise StoreUnavailable(
+                f"another server uses the database {self._path}: give this one a file of its own, or both a PostgreSQL "
+                "database, which several servers can share"
+            )
+
+    async def close(self) -> None:
+        """Let go of everything, after what is under way."""
+        await super().close()
+        self._work.release()
 
     async def create_run(self, creation: Creation) -> Answered | None:
         """Create a run, or return how its claim was answered before."""
@@ -263,20 +304,30 @@ class SqliteStore(SqlStore):
                 await self._drop(run_id)
         return prior
 
-    async def advance_run(self, run_id: str, step: Transition) -> Run | None:
+    async def advance_run(self, run: Run, step: Transition) -> Run | None:
         """Take a run one step further and return it; None where it cannot take that step."""
-        following = await super().advance_run(run_id, step)
-        if following is not None and following.phase not in STARTABLE and run_id in self._waiting:
-            await self._drop(run_id)
+        following = await super().advance_run(run, step)
+        if following is not None and following.phase not in STARTABLE and run.id in self._waiting:
+            await self._drop(run.id)
         return following
 
-    async def unfinished_runs(self) -> list[tuple[Run, bytes | None]]:
-        """Every run that is not over, oldest first, with its work where that is still kept."""
-        found = await super().unfinished_runs()
+    async def recover_runs(self, owner: Owner) -> list[tuple[Run, bytes | None]]:
+        """Make ``owner`` the owner of every unfinished run, and return them."""
+        found = await super().recover_runs(owner)
         await self._with_work(self._work.keep_only, {run.id for run, _ in found if run.phase in STARTABLE})
         self._waiting.update(run.id for run, _ in found)
         # Earlier versions kept it in the database.
         return [(run, work or await self._with_work(self._work.find, run.id)) for run, work in found]
+
+    async def take_over(self, owner: Owner, lease: float, at: float) -> Estate | None:
+        """Forget nodes that were silent for ``lease`` seconds, and give ``owner`` what they left."""
+        estate = await super().take_over(owner, lease, at)
+        if estate is None:
+            return None
+        for run in estate.ended:
+            await self._drop(run.id)
+        found = [(run, await self._with_work(self._work.find, run.id)) for run, _ in estate.runs]
+        return replace(estate, runs=tuple((run, work) for run, work in found if work is not None))
 
     async def delete_session(self, session_id: str) -> bool:
         """Forget a session, and its variables for good; False where there was none."""
@@ -300,6 +351,7 @@ class PostgresStore(SqlStore):
     """Keeps everything in a PostgreSQL database."""
 
     mode = "postgres"
+    shared = True
 
     def __init__(self, url: str) -> None:
         super().__init__(self._connect)

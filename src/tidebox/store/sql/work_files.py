@@ -7,6 +7,7 @@ file that is removed nothing can be read any more, also when the server is kille
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -19,11 +20,29 @@ class WorkFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._lock: int | None = None
 
-    def prepare(self) -> None:
-        """Make the directory, for its owner only, if there is none."""
+    def claim(self) -> bool:
+        """Make the directory, for its owner only, if there is none, and take it; False where another server has it."""
         with contextlib.suppress(FileExistsError):
             self._directory.mkdir(mode=0o700)
+        # Not the database itself: SQLite's own locks on a file go with any descriptor of it that is closed.
+        lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
+        self._lock = lock
+        return True
+
+    def release(self) -> None:
+        """Let another server have it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def keep(self, run_id: str, work: bytes) -> bool:
         """Have the program of a run on the disk, also after the machine's end; False where there is one of that run."""

@@ -1,0 +1,126 @@
+"""How a node stands with the others, and when it may judge them. No I/O and no clock: times are given, in seconds.
+
+A node that was silent for ``Pace.lease`` is lost, and another takes over what it left. Nobody's clock but the
+database's says when that is. So a node that could not beat for ``Pace.lapse`` stops by itself: afterwards others may
+have been told of the end of what it runs. And one that could not beat does not judge those who could not either: it
+waits until it has been beating for a whole lease.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidebox.store.base import Pulse, Standing
+
+
+class State(enum.Enum):
+    """How a node stands."""
+
+    HELD = "held"
+    """Its runs are its own."""
+    LAPSED = "lapsed"
+    """It has not been heard of for so long that its runs may be another's."""
+    FORGOTTEN = "forgotten"
+    """Its runs are another's; it has to join anew."""
+    SUPERSEDED = "superseded"
+    """Another server is this node."""
+
+
+class Event(enum.Enum):
+    """What a node learns of itself."""
+
+    BEAT = "beat"
+    OVERDUE = "overdue"
+    FORGOTTEN = "forgotten"
+    SUPERSEDED = "superseded"
+    JOINED = "joined"
+
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    State.HELD: {
+        Event.BEAT: State.HELD,
+        Event.OVERDUE: State.LAPSED,
+        Event.FORGOTTEN: State.FORGOTTEN,
+        Event.SUPERSEDED: State.SUPERSEDED,
+    },
+    State.LAPSED: {
+        Event.BEAT: State.HELD,
+        Event.FORGOTTEN: State.FORGOTTEN,
+        Event.SUPERSEDED: State.SUPERSEDED,
+    },
+    State.FORGOTTEN: {Event.JOINED: State.HELD, Event.SUPERSEDED: State.SUPERSEDED},
+    State.SUPERSEDED: {},
+}
+
+EVENTS: Mapping[Standing, Event] = {
+    Standing.HELD: Event.BEAT,
+    Standing.FORGOTTEN: Event.FORGOTTEN,
+    Standing.SUPERSEDED: Event.SUPERSEDED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often a node beats, and how long it may be silent, in seconds."""
+
+    beat: float = 2.0
+    lapse: float = 6.0
+    lease: float = 8.0
+
+
+class Lease:
+    """The lease of one node, from when it joined."""
+
+    def __init__(self, pace: Pace, now: float) -> None:
+        self.pace = pace
+        self.state = State.HELD
+        self._alone = False
+        self._beat_at = now
+        self._beating_since = now
+
+    def take(self, event: Event) -> State:
+        """Change the state; raises where the table has no such change."""
+        following = TRANSITIONS[self.state].get(event)
+        if following is None:
+            raise ValueError(f"a lease that is {self.state.value} cannot be told {event.value}")
+        self.state = following
+        return following
+
+    def joined(self, now: float) -> None:
+        """Begin again, as a new node."""
+        self.take(Event.JOINED)
+        self._alone = False
+        self._beat_at = self._beating_since = now
+
+    def answered(self, pulse: Pulse, sent_at: float) -> State:
+        """Note the answer to a beat that was sent then."""
+        following = self.take(EVENTS[pulse.standing])
+        if following is State.HELD:
+            if sent_at - self._beat_at > 2 * self.pace.beat:
+                self._beating_since = sent_at
+            self._alone = pulse.alone
+            self._beat_at = sent_at
+        return following
+
+    def missed(self, now: float) -> None:
+        """Note that a beat was not answered: what others did not say meanwhile, they perhaps could not."""
+        self._beating_since = max(self._beating_since, now)
+
+    @property
+    def lapses_at(self) -> float:
+        """When it lapses if no beat comes before."""
+        return self._beat_at + self.pace.lapse
+
+    def may_begin(self, now: float) -> bool:
+        """Whether what is begun now is the node's own for certain."""
+        return self.state is State.HELD and now < self.lapses_at
+
+    def overdue(self, now: float) -> bool:
+        """Whether others may have judged it lost. Where there were none, nobody is taken to have come meanwhile."""
+        return self.state is State.HELD and not self._alone and now >= self.lapses_at
+
+    def may_judge(self, now: float) -> bool:
+        """Whether the silence of others is their own."""
+        return self.state is State.HELD and now - self._beating_since >= self.pace.lease

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import Depends, Header, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -59,6 +58,8 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
             found[status]["headers"] = {
                 "Retry-After": {"description": "Seconds to wait before the next try.", "schema": {"type": "integer"}}
             }
+    # Where a route has an answer for the rest of them, FastAPI does not add its own 422 for wrong requests.
+    found["4XX"] = {"model": ErrorEnvelope, "description": "Any other refusal."}
     return found
 
 
@@ -101,21 +102,11 @@ IdempotencyKey = Annotated[
 ]
 
 
-def answer(content: Any, status: int = 200) -> Response:
-    """A JSON answer."""
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
-
-
 def claim_of(endpoint: str, caller: Caller, key: str | None, body: Any) -> Claim | None:
     """The claim of a request that has an idempotency key."""
     if key is None:
         return None
     return Claim(endpoint, caller.principal.user, key, fingerprint(body))
-
-
-def whole(number: float) -> float:
-    """Whole numbers as such."""
-    return int(number) if float(number).is_integer() else round(number, 6)
 
 
 class DocumentRoute(APIRoute):

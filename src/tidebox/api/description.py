@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +14,6 @@ _SCHEMES = {
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-KEY", "description": "The key of the single user."},
     "bearer": {"type": "http", "scheme": "bearer", "description": "The key, or a signed token."},
 }
-# Models of one name in two surfaces get their module's, which is nobody's business.
-_MODULE_NAME = re.compile(r"tidebox__api__([a-z])([a-z]*)__schemas__")
 
 
 def describe(rest: FastAPI, surfaces: Sequence[Surface]) -> None:
@@ -35,21 +31,12 @@ def describe(rest: FastAPI, surfaces: Sequence[Surface]) -> None:
 
 
 def _completed(document: dict[str, Any], surfaces: Sequence[Surface]) -> dict[str, Any]:
-    document = json.loads(_MODULE_NAME.sub(lambda found: found[1].upper() + found[2], json.dumps(document)))
-    components = document.setdefault("components", {})
-    components["securitySchemes"] = dict(_SCHEMES)
+    document.setdefault("components", {})["securitySchemes"] = dict(_SCHEMES)
     document["security"] = [{"apiKey": []}, {"bearer": []}]
     for operations in document["paths"].values():
         for operation in operations.values():
-            # What FastAPI believes a wrong request is answered with; here that is 400, which each route names.
-            answers = operation["responses"]
-            if "HTTPValidationError" in str(answers.get("422")):
-                del answers["422"]
             for parameter in operation.get("parameters", ()):
                 parameter["schema"] = _not_null(parameter["schema"])
-    schemas = components.get("schemas", {})
-    for unused in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(unused, None)
     for surface in surfaces:
         if surface.describe is not None:
             surface.describe(document)

@@ -7,5 +7,9 @@ import datetime
 
 def iso_time(seconds: float) -> str:
     """A time since the epoch as ISO 8601, in UTC with milliseconds: such texts sort as the times do."""
-    found = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return found.strftime("%Y-%m-%dT%H:%M:%S.") + f"{found.microsecond // 1000:03d}Z"
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+def moment(seconds: float | None) -> str | None:
+    """A time as clients see it, where there is one."""
+    return None if seconds is None else iso_time(seconds)

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter
-from starlette.responses import Response
+from fastapi import APIRouter, Response
 
-from tidebox.api.access import schemas
+from tidebox.api.access.answers import JwksAnswer
 from tidebox.api.access.common import audited
 from tidebox.api.access.paths import JWKS, PREFIX
-from tidebox.api.common import AdminDep, DocumentRoute, ServicesDep, answer, errors
+from tidebox.api.access.requests import RotationBody
+from tidebox.api.common import AdminDep, DocumentRoute, ServicesDep, errors
 
 router = APIRouter(tags=["access"], route_class=DocumentRoute)
 
 
 @router.get(
     JWKS,
-    response_model=schemas.JwksAnswer,
     responses=errors(),
     summary="The keys that verify tokens",
 )
-async def keys(services: ServicesDep) -> Response:
+async def keys(response: Response, services: ServicesDep) -> JwksAnswer:
     """What an external dataplane verifies tokens with. Needs no credential."""
-    found = answer(services.sandboxes.keys.jwks())
-    found.headers["Cache-Control"] = "public, max-age=60"
-    return found
+    response.headers["Cache-Control"] = "public, max-age=60"
+    return JwksAnswer(**services.sandboxes.keys.jwks())
 
 
-@router.post(
-    f"{PREFIX}/keys/rotate", response_model=schemas.JwksAnswer, responses=errors(403), summary="Replace the key"
-)
-async def rotate(services: ServicesDep, caller: AdminDep, body: schemas.RotationBody | None = None) -> Response:
+@router.post(f"{PREFIX}/keys/rotate", responses=errors(403), summary="Replace the key")
+async def rotate(services: ServicesDep, caller: AdminDep, body: RotationBody | None = None) -> JwksAnswer:
     """Sign with a new key from now on. In an emergency every token made before is dead at once."""
     emergency = body is not None and body.emergency
     async with audited(services, "keys_rotated", caller, emergency=emergency):
         await asyncio.to_thread(services.sandboxes.keys.rotate, emergency=emergency)
-    return answer(services.sandboxes.keys.jwks())
+    return JwksAnswer(**services.sandboxes.keys.jwks())

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
 
-from tidebox.api.access import schemas
-from tidebox.api.access.common import STARTING, audited, grant_shown
+from tidebox.api.access.answers import GrantAnswer, ReleaseAnswer
+from tidebox.api.access.common import STARTING, audited
 from tidebox.api.access.paths import NEGOTIATION_PREFIX
+from tidebox.api.access.requests import AcquireBody, RefreshBody, ReleaseBody
 from tidebox.api.asgi import Context, context_of, header
-from tidebox.api.common import CallerDep, DocumentRoute, ServicesDep, answer, errors
+from tidebox.api.common import CallerDep, DocumentRoute, ServicesDep, errors
 from tidebox.api.services import Services
 from tidebox.broker.held import Ask, Mode
 from tidebox.errors import InvalidRequest, Unauthorized
 from tidebox.model.ids import new_id
 from tidebox.model.principal import Caller, Principal
-from tidebox.model.sandbox import Grant, Scope, ScopeType, token_scopes
+from tidebox.model.sandbox import Scope, ScopeType
 
 router = APIRouter(prefix=NEGOTIATION_PREFIX, tags=["negotiation"], route_class=DocumentRoute)
 
 
 @router.post(
     "/acquire",
-    response_model=schemas.GrantAnswer,
     responses={**errors(403, 409), **STARTING},
     summary="Get the sandbox of a thread",
 )
-async def acquire(body: schemas.AcquireBody, request: Request, services: ServicesDep, caller: CallerDep) -> Response:
+async def acquire(body: AcquireBody, request: Request, services: ServicesDep, caller: CallerDep) -> GrantAnswer:
     """Access to the sandbox that the server has for a thread of an assistant; it is made if there is none."""
     async with audited(services, "acquired", caller, thread_id=body.thread_id, assistant_id=body.assistant_id) as call:
         ask = Ask(
@@ -38,10 +37,10 @@ async def acquire(body: schemas.AcquireBody, request: Request, services: Service
         )
         grant = await services.sandboxes.grant(caller, ask)
         call.about(grant.binding)
-    return _granted(request, services, grant)
+    return GrantAnswer.of(grant, request, services)
 
 
-def _scope(services: Services, caller: Caller, body: schemas.AcquireBody) -> Scope:
+def _scope(services: Services, caller: Caller, body: AcquireBody) -> Scope:
     """What the sandbox is bound to: the server's choice, not the client's."""
     settings = services.settings
     assistant = body.assistant_id
@@ -58,12 +57,8 @@ def _scope(services: Services, caller: Caller, body: schemas.AcquireBody) -> Sco
     return Scope(ScopeType.THREAD, body.thread_id)
 
 
-def _granted(request: Request, services: Services, grant: Grant) -> Response:
-    return answer(grant_shown(request, services, grant, token_scopes(grant.capabilities)))
-
-
-@router.post("/refresh", response_model=schemas.GrantAnswer, responses=errors(403), summary="Get a new token")
-async def refresh(request: Request, services: ServicesDep, body: schemas.RefreshBody | None = None) -> Response:
+@router.post("/refresh", responses=errors(403), summary="Get a new token")
+async def refresh(request: Request, services: ServicesDep, body: RefreshBody | None = None) -> GrantAnswer:
     """A new token for the current one, which is the bearer token of the request, or stands in its body."""
     context = context_of(request.scope)
     async with audited(services, "refreshed", None) as call:
@@ -78,7 +73,7 @@ async def refresh(request: Request, services: ServicesDep, body: schemas.Refresh
         await services.rate_limiter.check(call.caller.principal)
         grant = await services.sandboxes.refresh_token(token, context.address, context.caller)
         call.about(grant.binding)
-    return _granted(request, services, grant)
+    return GrantAnswer.of(grant, request, services)
 
 
 def _caller(context: Context, principal: Principal) -> Caller:
@@ -92,9 +87,9 @@ def _bearer(request: Request) -> str:
     return token.strip().decode("latin-1")
 
 
-@router.post("/release", response_model=schemas.ReleaseAnswer, responses=errors(403, 404), summary="Release a sandbox")
-async def release(body: schemas.ReleaseBody, services: ServicesDep, caller: CallerDep) -> Response:
+@router.post("/release", responses=errors(403, 404), summary="Release a sandbox")
+async def release(body: ReleaseBody, services: ServicesDep, caller: CallerDep) -> ReleaseAnswer:
     """End a sandbox with everything in it; every token for it is dead at once."""
     async with audited(services, "released", caller, sandbox_id=body.sandbox_id) as call:
         call.about(await services.sandboxes.bindings.release_sandbox(caller, body.sandbox_id))
-    return answer({"sandbox_id": body.sandbox_id, "released": True})
+    return ReleaseAnswer(sandbox_id=body.sandbox_id, released=True)

@@ -7,14 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Request
 from starlette.responses import Response
 
-from tidebox.api.access import schemas
-from tidebox.api.access.common import GONE, STARTING, audited, binding_shown, shown, token_shown
+from tidebox.api.access.answers import AccessAnswer, BindingAnswer, HeartbeatAnswer, TokenAnswer
+from tidebox.api.access.common import GONE, STARTING, audited
 from tidebox.api.access.dialect import binding_words
 from tidebox.api.access.paths import PREFIX
+from tidebox.api.access.requests import SessionBody
 from tidebox.api.asgi import context_of
-from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, answer, claim_of, errors
+from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
 from tidebox.broker.held import Ask, Mode
-from tidebox.model.sandbox import Capability, Scope, ScopeType
+from tidebox.model.sandbox import Scope, ScopeType
 
 ENDPOINT = "sandbox/sessions"
 
@@ -25,18 +26,18 @@ BindingId = Annotated[str, Path(min_length=1, max_length=128, description="The b
 
 @router.post(
     "/sessions",
-    response_model=schemas.SessionAnswer,
+    response_model_exclude_unset=True,
     responses={**errors(403, 404, 409), **STARTING},
     summary="Get or make a session",
 )
 async def negotiate(
-    body: schemas.SessionBody,
+    body: SessionBody,
     request: Request,
     services: ServicesDep,
     caller: CallerDep,
     idempotency_key: IdempotencyKey = None,
     prefer: Annotated[str | None, Header(description="`respond-async` does not wait for a sandbox to be made.")] = None,
-) -> Response:
+) -> AccessAnswer:
     """Access to the sandbox of a thread, or of another scope, which is made where `mode` allows it."""
     if body.scope is not None:
         context_of(request.scope).dialect = binding_words
@@ -61,7 +62,7 @@ async def negotiate(
             scope=Scope(ScopeType(scope_type), scope_id),
             mode=Mode(body.mode),
             actor=actor,
-            capabilities=frozenset(map(Capability, requested)) if requested is not None else None,
+            capabilities=frozenset(requested) if requested is not None else None,
             provider=body.provider_preference,
             hint=body.sandbox_hint,
             wait=0.0 if _asks_not_to_wait(prefer) else services.settings.create_wait_sec,
@@ -69,10 +70,7 @@ async def negotiate(
         )
         grant = await services.sandboxes.grant(caller, ask)
         call.about(grant.binding)
-    found = {**shown(request, services, grant.binding), **token_shown(grant), "recreated": grant.recreated}
-    if body.sandbox_hint is not None:
-        found["sandbox_hint_matched"] = body.sandbox_hint == grant.sandbox_id
-    return answer(found)
+    return AccessAnswer.granted(grant, request, services, body.sandbox_hint)
 
 
 def _asks_not_to_wait(prefer: str | None) -> bool:
@@ -80,53 +78,44 @@ def _asks_not_to_wait(prefer: str | None) -> bool:
     return prefer is not None and any(part.strip().lower() == "respond-async" for part in prefer.split(","))
 
 
-@router.get(
-    "/sessions/{binding_id}",
-    response_model=schemas.BindingAnswer,
-    responses={**errors(403, 404), **GONE},
-    summary="Show a session",
-)
-async def show(binding_id: BindingId, request: Request, services: ServicesDep, caller: CallerDep) -> Response:
+@router.get("/sessions/{binding_id}", responses={**errors(403, 404), **GONE}, summary="Show a session")
+async def show(binding_id: BindingId, request: Request, services: ServicesDep, caller: CallerDep) -> BindingAnswer:
     """A binding, without a token."""
     async with audited(services, "shown", caller, session_id=binding_id) as call:
         binding = await services.sandboxes.bindings.get(caller, binding_id)
         call.about(binding)
-    return answer(shown(request, services, binding))
+    return BindingAnswer.of(binding, request, services)
 
 
 @router.post(
     "/sessions/{binding_id}/refresh",
-    response_model=schemas.TokenAnswer,
     responses={**errors(403, 404), **GONE, **STARTING},
     summary="Get a new token",
 )
 @router.post(
     "/sessions/{binding_id}/refresh-token",
-    response_model=schemas.TokenAnswer,
     responses={**errors(403, 404), **GONE, **STARTING},
     summary="Get a new token",
 )
-async def refresh(binding_id: BindingId, services: ServicesDep, caller: CallerDep) -> Response:
+async def refresh(binding_id: BindingId, services: ServicesDep, caller: CallerDep) -> TokenAnswer:
     """A new token that covers what the last one did; the last one stays good until it expires."""
     async with audited(services, "refreshed", caller, session_id=binding_id) as call:
         grant = await services.sandboxes.refresh(caller, binding_id)
         call.about(grant.binding)
-    return answer(token_shown(grant))
+    return TokenAnswer.of(grant)
 
 
 @router.post(
     "/sessions/{binding_id}/heartbeat",
-    response_model=schemas.HeartbeatAnswer,
     responses={**errors(403, 404), **GONE},
     summary="Extend the lease",
 )
-async def heartbeat(binding_id: BindingId, services: ServicesDep, caller: CallerDep) -> Response:
+async def heartbeat(binding_id: BindingId, services: ServicesDep, caller: CallerDep) -> HeartbeatAnswer:
     """Say that the sandbox is still needed; tokens are not touched by it."""
     async with audited(services, "heartbeat", caller, session_id=binding_id) as call:
         binding = await services.sandboxes.heartbeat(caller, binding_id)
         call.about(binding)
-    shown_now = binding_shown(binding)
-    return answer({"session_id": binding.id, "lease_expires_at": shown_now["lease_expires_at"], "binding": shown_now})
+    return HeartbeatAnswer.of(binding)
 
 
 @router.delete("/sessions/{binding_id}", status_code=204, responses=errors(403, 404), summary="Release a session")

@@ -10,16 +10,16 @@ import os
 import time
 import zipfile
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
+from tidebox.api.answers import each, example
 from tidebox.api.asgi import Receive, Scope, Send
-from tidebox.api.common import CallerDep, ServicesDep, answer, errors
-from tidebox.api.interpreter.common import moment
+from tidebox.api.common import CallerDep, ServicesDep, errors
 from tidebox.api.interpreter.downloads import (
     CHUNK_BYTES,
     DOWNLOADED,
@@ -32,10 +32,15 @@ from tidebox.api.interpreter.runs import RunId
 from tidebox.broker.artifacts import Artifacts
 from tidebox.errors import InvalidRequest, NotFound
 from tidebox.model.artifact import Artifact
+from tidebox.model.moments import iso_time
 
 router = APIRouter(tags=["artifacts"])
 
 ArtifactPath = Annotated[str, Path(max_length=8192, description="As the list has it.")]
+
+
+# All artifacts of a run are of one moment.
+_time = functools.lru_cache(maxsize=16)(iso_time)
 
 
 class ArtifactAnswer(BaseModel):
@@ -49,6 +54,20 @@ class ArtifactAnswer(BaseModel):
     is_link: bool
     link_target: str | None
     download_url: str | None
+
+    @classmethod
+    def of(cls, artifact: Artifact, base: str) -> Self:
+        """``artifact``, whose content is found below ``base``."""
+        return cls(
+            path=artifact.path,
+            size=artifact.size,
+            content_type=artifact.content_type,
+            created_at=_time(artifact.created_at),
+            expires_at=_time(artifact.expires_at),
+            is_link=artifact.is_link,
+            link_target=artifact.link_target,
+            download_url=None if artifact.is_link else base + quote(artifact.path),
+        )
 
 
 class ArtifactList(BaseModel):
@@ -68,74 +87,50 @@ class ArtifactsDeleted(BaseModel):
     freed_bytes: int
 
 
-_EXAMPLE = {
-    "run_id": "run-4k2m8x0q7c1v9b3n5z6a",
-    "items": [
-        {
-            "path": "results.json",
-            "size": 42,
-            "content_type": "application/json; charset=utf-8",
-            "created_at": "2026-01-05T12:00:01.000Z",
-            "expires_at": "2026-01-06T12:00:01.000Z",
-            "is_link": False,
-            "link_target": None,
-            "download_url": "/api/v1/sandbox/runs/run-4k2m8x0q7c1v9b3n5z6a/artifacts/results.json",
-        }
-    ],
-    "total": 1,
-    "total_bytes": 42,
-}
+_ARTIFACT = Artifact(
+    run_id="run-4k2m8x0q7c1v9b3n5z6a",
+    path="results.json",
+    size=42,
+    content_type="application/json; charset=utf-8",
+    created_at=1767614401.0,
+    expires_at=1767700801.0,
+)
+_EXAMPLE = ArtifactList(
+    run_id=_ARTIFACT.run_id,
+    items=[ArtifactAnswer.of(_ARTIFACT, f"/api/v1/sandbox/runs/{_ARTIFACT.run_id}/artifacts/")],
+    total=1,
+    total_bytes=42,
+)
 
 
 @router.get(
     "/runs/{run_id}/artifacts",
-    response_model=ArtifactList,
-    responses={200: {"content": {"application/json": {"example": _EXAMPLE}}}, **errors(404)},
+    responses={200: example(_EXAMPLE), **errors(404)},
     summary="List the artifacts of a run",
 )
-async def list_artifacts(request: Request, run_id: RunId, services: ServicesDep, caller: CallerDep) -> Response:
+async def list_artifacts(request: Request, run_id: RunId, services: ServicesDep, caller: CallerDep) -> ArtifactList:
     """What the run left that its `capture_patterns` name. Symbolic links are listed and have no content."""
     await services.broker.runs.get(caller, run_id)
     found = await services.files.artifacts.of_run(run_id)
     base = f"{request.url.path}/"
-    return answer(
-        {
-            "run_id": run_id,
-            "items": [_shown(base, artifact) for artifact in found],
-            "total": len(found),
-            "total_bytes": sum(artifact.size for artifact in found),
-        }
+    return ArtifactList(
+        run_id=run_id,
+        items=await each(lambda artifact: ArtifactAnswer.of(artifact, base), found),
+        total=len(found),
+        total_bytes=sum(artifact.size for artifact in found),
     )
-
-
-# All artifacts of a run are of one moment.
-_moment = functools.lru_cache(maxsize=16)(moment)
-
-
-def _shown(base: str, artifact: Artifact) -> dict[str, Any]:
-    return {
-        "path": artifact.path,
-        "size": artifact.size,
-        "content_type": artifact.content_type,
-        "created_at": _moment(artifact.created_at),
-        "expires_at": _moment(artifact.expires_at),
-        "is_link": artifact.is_link,
-        "link_target": artifact.link_target,
-        "download_url": None if artifact.is_link else base + quote(artifact.path),
-    }
 
 
 @router.delete(
     "/runs/{run_id}/artifacts",
-    response_model=ArtifactsDeleted,
     responses=errors(404),
     summary="Delete the artifacts of a run",
 )
-async def delete_artifacts(run_id: RunId, services: ServicesDep, caller: CallerDep) -> Response:
+async def delete_artifacts(run_id: RunId, services: ServicesDep, caller: CallerDep) -> ArtifactsDeleted:
     """Remove them before their time is over, which makes room for others of the same user."""
     await services.broker.runs.get(caller, run_id)
     freed = await services.files.artifacts.delete(run_id)
-    return answer({"run_id": run_id, "deleted": True, "freed_bytes": freed})
+    return ArtifactsDeleted(run_id=run_id, deleted=True, freed_bytes=freed)
 
 
 @router.get(

@@ -1,18 +1,26 @@
-"""How several routes of the service show times and idempotency keys."""
+"""What several answers of the service say."""
 
 from __future__ import annotations
 
+from typing import Literal, Self
+
+from pydantic import BaseModel
+
 from tidebox.model.idempotency import Answered
-from tidebox.model.moments import iso_time
 
 
-def moment(seconds: float | None) -> str | None:
-    """A time as clients see it, where there is one."""
-    return None if seconds is None else iso_time(seconds)
+class Details(BaseModel):
+    """What became of the idempotency key, where one was given."""
+
+    idempotency_key_echo: str | None = None
+    idempotency_status: Literal["created", "replayed"] | None = None
+
+    @classmethod
+    def of(cls, key: str | None, answered: Answered | None) -> Self:
+        """The details of an answer to a request, which may have been ``answered`` before."""
+        if key is None:
+            return cls()
+        return cls(idempotency_key_echo=key, idempotency_status="created" if answered is None else "replayed")
 
 
-def idempotency(key: str | None, answered: Answered | None) -> dict[str, str]:
-    """The details of an answer to a request that has an idempotency key."""
-    if key is None:
-        return {}
-    return {"idempotency_key_echo": key, "idempotency_status": "created" if answered is None else "replayed"}
+NO_DETAILS = Details()

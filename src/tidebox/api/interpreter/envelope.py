@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from tidebox.api.interpreter.common import moment
 from tidebox.broker.frame import Frame, Gap
 from tidebox.errors import TideboxError
 from tidebox.model.events import Output
 from tidebox.model.limits import MIB
 from tidebox.model.log import Began, Ended, Heartbeat, InputClosed, PhaseChanged, Truncated
+from tidebox.model.moments import moment
 from tidebox.model.run import Run
 
 MAX_MESSAGE_BYTES = 64 * 1024

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request
@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from tidebox.api.common import CallerDep, ErrorEnvelope, ServicesDep, answer, errors
+from tidebox.api.answers import each, example
+from tidebox.api.common import CallerDep, ErrorEnvelope, ServicesDep, errors
 from tidebox.api.documents import check_values
-from tidebox.api.interpreter.common import moment
 from tidebox.api.interpreter.downloads import DOWNLOADED, Download, RangeHeader, answer_with
 from tidebox.api.interpreter.multipart import FormUpload
-from tidebox.api.interpreter.schemas import InlineFile
+from tidebox.api.interpreter.requests import InlineFile
 from tidebox.api.interpreter.sources import GitRequest
 from tidebox.broker.planning import inline_files
 from tidebox.broker.uploads import Upload, Uploaded
@@ -31,6 +31,7 @@ from tidebox.files.names import MAX_PATH_BYTES, split_name
 from tidebox.files.staging import ArchiveKind
 from tidebox.files.trees import MAX_DEPTH
 from tidebox.model.launch import WORKSPACE
+from tidebox.model.moments import iso_time
 
 router = APIRouter(tags=["files"])
 
@@ -85,6 +86,20 @@ class UploadAnswer(BaseModel):
     workspace_files: int
     commit: str | None = None
 
+    @classmethod
+    def of(cls, session_id: str, uploaded: Uploaded) -> Self:
+        """What was ``uploaded`` into a session."""
+        return cls(
+            session_id=session_id,
+            id=session_id,
+            bytes_received=uploaded.bytes_received,
+            file_count=uploaded.file_count,
+            ignored_count=uploaded.ignored_count,
+            workspace_bytes=uploaded.workspace_bytes,
+            workspace_files=uploaded.workspace_files,
+            commit=uploaded.commit,
+        )
+
 
 class WorkspaceFile(BaseModel):
     """A file of a workspace."""
@@ -96,6 +111,26 @@ class WorkspaceFile(BaseModel):
     link_target: str | None = None
     download_url: str | None = None
 
+    @classmethod
+    def of(cls, file: KeptFile, base: str) -> Self:
+        """``file``, whose content is found below ``base``."""
+        path = _text(file.path)
+        link = file.link_target
+        # Of a name that is no text, and of a link, nothing can be asked for.
+        reachable = path == file.path and link is None
+        return cls(
+            path=path,
+            size=file.size,
+            modified_at=iso_time(file.modified),
+            is_link=link is not None,
+            link_target=None if link is None else _text(link),
+            download_url=base + quote(path) if reachable else None,
+        )
+
+
+def _text(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()
+
 
 class WorkspaceAnswer(BaseModel):
     """The files of a session between its runs."""
@@ -106,16 +141,10 @@ class WorkspaceAnswer(BaseModel):
     truncated: bool
 
 
-_EXAMPLE = {
-    "session_id": "ses-4k2m8x0q7c1v9b3n5z6a",
-    "id": "ses-4k2m8x0q7c1v9b3n5z6a",
-    "bytes_received": 29,
-    "file_count": 1,
-    "ignored_count": 0,
-    "workspace_bytes": 29,
-    "workspace_files": 1,
-    "commit": None,
-}
+_EXAMPLE = UploadAnswer.of(
+    "ses-4k2m8x0q7c1v9b3n5z6a",
+    Uploaded(bytes_received=29, file_count=1, ignored_count=0, workspace_bytes=29, workspace_files=1),
+)
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
@@ -161,9 +190,8 @@ _BODY: dict[str, Any] = {
 
 @router.post(
     "/sessions/{session_id}/files",
-    response_model=UploadAnswer,
     responses={
-        200: {"content": {_JSON: {"example": _EXAMPLE}}},
+        200: example(_EXAMPLE),
         **errors(403, 404, 409, 413),
         408: {"model": ErrorEnvelope, "description": "Nothing of the body came for too long."},
         415: {"model": ErrorEnvelope, "description": "A body of a type that is no upload."},
@@ -182,7 +210,7 @@ async def upload_files(
         Query(description="Patterns of files to leave out.", max_length=200),
     ] = [],  # noqa: B006 # FastAPI copies it
     expand: Annotated[bool, Query(description="Whether archives in a form are unpacked.")] = True,
-) -> Response:
+) -> UploadAnswer:
     """Put files into the workspace of a session: a form with files and archives, an archive as the body, small files
     as JSON, or a git repository. All of them get there, or none.
 
@@ -208,14 +236,15 @@ async def upload_files(
             if body.git is not None:
                 if body.files:
                     raise InvalidRequest("files or a repository, not both", field="git")
-                return _shown(session_id, await uploads.put_repository(caller, session_id, body.git.source(), exists))
+                put = await uploads.put_repository(caller, session_id, body.git.source(), exists)
+                return UploadAnswer.of(session_id, put)
             _take_inline(upload, body)
         else:
             raise HTTPException(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send {_FORM}, {_JSON} or one of {', '.join(ARCHIVES)}"
             )
         label = {_FORM: "multipart", _JSON: "json"}.get(kind) or ARCHIVES[kind]
-        return _shown(session_id, await uploads.put(caller, session_id, upload, label, exists))
+        return UploadAnswer.of(session_id, await uploads.put(caller, session_id, upload, label, exists))
 
 
 async def _chunks(request: Request) -> AsyncIterator[bytes]:
@@ -275,55 +304,20 @@ def _take_inline(upload: Upload, body: FilesRequest) -> None:
     upload.count(sum(map(len, files.values())))
 
 
-def _shown(session_id: str, uploaded: Uploaded) -> Response:
-    return answer(
-        {
-            "session_id": session_id,
-            "id": session_id,
-            "bytes_received": uploaded.bytes_received,
-            "file_count": uploaded.file_count,
-            "ignored_count": uploaded.ignored_count,
-            "workspace_bytes": uploaded.workspace_bytes,
-            "workspace_files": uploaded.workspace_files,
-            "commit": uploaded.commit,
-        }
-    )
-
-
-@router.get(
-    "/sessions/{session_id}/files",
-    response_model=WorkspaceAnswer,
-    responses=errors(404),
-    summary="List the files of a session",
-)
-async def list_files(request: Request, session_id: SessionId, services: ServicesDep, caller: CallerDep) -> Response:
+@router.get("/sessions/{session_id}/files", responses=errors(404), summary="List the files of a session")
+async def list_files(
+    request: Request, session_id: SessionId, services: ServicesDep, caller: CallerDep
+) -> WorkspaceAnswer:
     """The files of the workspace as they were after the last run that ended, or the last upload."""
     await services.broker.sessions.get(caller, session_id)
     found = await services.files.workspaces.listing(session_id, MAX_LISTED + 1)
     base = f"{request.url.path}/"
-    return answer(
-        {
-            "session_id": session_id,
-            "items": [_file(base, file) for file in found[:MAX_LISTED]],
-            "total_bytes": sum(file.size for file in found),
-            "truncated": len(found) > MAX_LISTED,
-        }
+    return WorkspaceAnswer(
+        session_id=session_id,
+        items=await each(lambda file: WorkspaceFile.of(file, base), found[:MAX_LISTED]),
+        total_bytes=sum(file.size for file in found),
+        truncated=len(found) > MAX_LISTED,
     )
-
-
-def _file(base: str, file: KeptFile) -> dict[str, Any]:
-    path = file.path.encode("utf-8", "backslashreplace").decode()
-    link = file.link_target
-    # Of a name that is no text, and of a link, nothing can be asked for.
-    reachable = path == file.path and link is None
-    return {
-        "path": path,
-        "size": file.size,
-        "modified_at": moment(file.modified),
-        "is_link": link is not None,
-        "link_target": None if link is None else link.encode("utf-8", "backslashreplace").decode(),
-        "download_url": base + quote(path) if reachable else None,
-    }
 
 
 @router.head("/sessions/{session_id}/files/{path:path}", include_in_schema=False)

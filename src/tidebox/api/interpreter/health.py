@@ -3,58 +3,100 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from http import HTTPStatus
+from typing import Literal, Self
 
-from fastapi import APIRouter
-from starlette.responses import Response
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
 
 import tidebox
-from tidebox.api.common import CallerDep, ServicesDep, answer, errors
-from tidebox.api.interpreter.schemas import HealthAnswer, PublicHealth
+from tidebox.api.common import CallerDep, ServicesDep, errors
 from tidebox.api.services import Services
 from tidebox.errors import StoreUnavailable
 
 router = APIRouter(tags=["health"])
 
-_UNWELL: dict[int | str, dict[str, Any]] = {
-    503: {"model": HealthAnswer, "description": "The server is stopping, or its store does not answer."}
-}
-_PUBLICLY_UNWELL: dict[int | str, dict[str, Any]] = {
-    503: {"model": PublicHealth, "description": "The server is stopping, or its store does not answer."}
-}
+Status = Literal["ok", "degraded", "draining"]
 
 
-@router.get("/health", response_model=HealthAnswer, responses=errors() | _UNWELL, summary="How the server is")
-async def health(services: ServicesDep, _caller: CallerDep) -> Response:
+class StoreHealth(BaseModel):
+    """Whether the store answers."""
+
+    mode: str
+    ok: bool
+    latency_ms: float | None
+
+
+class LoadAnswer(BaseModel):
+    """How much there is to do."""
+
+    active: int
+    queued: int
+
+
+class HealthAnswer(BaseModel):
+    """How the server is."""
+
+    status: Status
+    version: str
+    execution_enabled: bool
+    store: StoreHealth
+    load: LoadAnswer
+    runtimes: dict[str, bool]
+
+    @classmethod
+    def of(cls, services: Services, latency: float | None) -> Self:
+        """How a server is whose store answered after so many milliseconds, or not at all."""
+        load = services.broker.load
+        return cls(
+            status=_status(services, latency),
+            version=tidebox.__version__,
+            execution_enabled=services.policy.enable_execution,
+            store=StoreHealth(mode=services.broker.store_mode, ok=latency is not None, latency_ms=latency),
+            load=LoadAnswer(active=load.active, queued=load.queued),
+            runtimes={info.name: info.available for info in services.runtimes.infos},
+        )
+
+
+class PublicHealth(BaseModel):
+    """Whether the server takes work."""
+
+    status: Status
+
+
+_UNWELL = "The server is stopping, or its store does not answer."
+
+
+@router.get(
+    "/health",
+    responses={**errors(), 503: {"model": HealthAnswer, "description": _UNWELL}},
+    summary="How the server is",
+)
+async def health(response: Response, services: ServicesDep, _caller: CallerDep) -> HealthAnswer:
     """Whether the server takes work and its store answers, and how much there is to do."""
-    latency = await _store_latency(services)
-    status = _status(services, latency)
-    load = services.broker.load
-    shown = {
-        "status": status,
-        "version": tidebox.__version__,
-        "execution_enabled": services.policy.enable_execution,
-        "store": {"mode": services.broker.store_mode, "ok": latency is not None, "latency_ms": latency},
-        "load": {"active": load.active, "queued": load.queued},
-        "runtimes": {info.name: info.available for info in services.runtimes.infos},
-    }
-    return answer(shown, 200 if status == "ok" else 503)
+    found = HealthAnswer.of(services, await _store_latency(services))
+    response.status_code = _http_status(found.status)
+    return found
 
 
 @router.get(
     "/health/public",
-    response_model=PublicHealth,
-    responses=_PUBLICLY_UNWELL,
+    responses={503: {"model": PublicHealth, "description": _UNWELL}},
     summary="Whether the server takes work",
     openapi_extra={"security": []},
 )
-async def public_health(services: ServicesDep) -> Response:
+async def public_health(response: Response, services: ServicesDep) -> PublicHealth:
     """The same in one word, without a credential."""
     status = _status(services, await _store_latency(services))
-    return answer({"status": status}, 200 if status == "ok" else 503)
+    response.status_code = _http_status(status)
+    return PublicHealth(status=status)
 
 
-def _status(services: Services, latency: float | None) -> str:
+def _http_status(status: Status) -> HTTPStatus:
+    return HTTPStatus.OK if status == "ok" else HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def _status(services: Services, latency: float | None) -> Status:
     if services.health.draining:
         return "draining"
     return "degraded" if latency is None else "ok"

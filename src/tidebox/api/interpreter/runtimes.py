@@ -2,125 +2,187 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Self
 
 from fastapi import APIRouter
-from starlette.responses import Response
+from pydantic import BaseModel
 
-from tidebox.api.common import CallerDep, ServicesDep, answer, errors, whole
-from tidebox.api.interpreter.schemas import RuntimesAnswer
+from tidebox.api.answers import Quantity, example
+from tidebox.api.common import CallerDep, ServicesDep, errors
 from tidebox.api.services import Services
 from tidebox.model.policy import TRUST_PROFILES
-from tidebox.model.runtimes import RuntimeInfo
+from tidebox.model.runtimes import Finding, Guarantee, RuntimeInfo
 
 router = APIRouter(tags=["discovery"])
 
-_EXAMPLE = {
-    "store_mode": "sqlite",
-    "default_runtime": "native",
-    "execution_enabled": True,
-    "policy_hash": "e1ca8ed3c75e76cbbd0a78e3b1a1e2f1c7c8b6d1b0cf9d55cdd47f2f3c3d1a7e",
-    "supported_spec_versions": ["1.0", "1.1"],
-    "trust_levels": ["trusted", "standard", "untrusted"],
-    "runtimes": [
-        {
-            "name": "native",
-            "available": True,
-            "version": "0.1.0",
-            "default_images": ["host@sha256:..."],
-            "max_cpu": 4,
-            "max_mem_mb": 8192,
-            "max_upload_mb": 64,
-            "max_log_bytes": 10485760,
-            "max_concurrent_runs": 8,
-            "max_concurrent_runs_per_user": 7,
-            "queue_max_length": 100,
-            "queue_max_length_per_user": 50,
-            "queue_ttl_sec": 120,
-            "workspace_cap_mb": 256,
-            "artifact_ttl_hours": 24,
-            "supported_spec_versions": ["1.0", "1.1"],
-            "interactive_supported": True,
-            "egress_allowlist_supported": False,
-            "store_mode": "sqlite",
-            "boundary_class": "namespaces",
-            "untrusted_eligible": True,
-            "isolation": {
-                "boundary_class": "namespaces",
-                "untrusted_eligible": True,
-                "network_policies": ["deny_all"],
-                "guarantees": [
-                    {
-                        "guarantee": "network",
-                        "enforced": True,
-                        "how": "an empty network namespace with loopback only",
-                    }
-                ],
-                "facts": {"kernel": "6.8.0"},
-            },
-            "notes": None,
-        }
-    ],
-}
+
+class GuaranteeAnswer(BaseModel):
+    """Whether something is enforced on this machine, and how."""
+
+    guarantee: str
+    enforced: bool
+    how: str
+
+    @classmethod
+    def of(cls, finding: Finding) -> Self:
+        """What was found of one guarantee."""
+        return cls(guarantee=finding.guarantee.value, enforced=finding.enforced, how=finding.how)
 
 
-@router.get(
-    "/runtimes",
-    response_model=RuntimesAnswer,
-    responses={200: {"content": {"application/json": {"example": _EXAMPLE}}}, **errors()},
-    summary="What this server can do",
+class IsolationAnswer(BaseModel):
+    """What stands between a program and the machine."""
+
+    boundary_class: str
+    untrusted_eligible: bool
+    network_policies: list[str]
+    guarantees: list[GuaranteeAnswer]
+    facts: dict[str, str]
+
+    @classmethod
+    def of(cls, info: RuntimeInfo) -> Self:
+        """The isolation of one runtime."""
+        return cls(
+            boundary_class=info.boundary,
+            untrusted_eligible=info.untrusted_eligible,
+            network_policies=["deny_all"],
+            guarantees=[GuaranteeAnswer.of(finding) for finding in info.findings],
+            facts=dict(info.facts),
+        )
+
+
+class RuntimeAnswer(BaseModel):
+    """One runtime, and what runs may use of it."""
+
+    name: str
+    available: bool
+    version: str | None
+    default_images: list[str]
+    max_cpu: Quantity
+    max_mem_mb: int
+    max_upload_mb: int
+    max_log_bytes: int
+    max_concurrent_runs: int
+    max_concurrent_runs_per_user: int
+    queue_max_length: int
+    queue_max_length_per_user: int
+    queue_ttl_sec: Quantity
+    workspace_cap_mb: int
+    artifact_ttl_hours: Quantity
+    supported_spec_versions: list[str]
+    interactive_supported: bool
+    egress_allowlist_supported: bool
+    store_mode: str
+    boundary_class: str
+    untrusted_eligible: bool
+    isolation: IsolationAnswer
+    notes: str | None
+
+    @classmethod
+    def of(cls, info: RuntimeInfo, services: Services) -> Self:
+        """One runtime on this server."""
+        policy, settings = services.policy, services.settings
+        capacity = services.broker.capacity
+        off = "execution is turned off on this server" if info.available and not policy.enable_execution else None
+        return cls(
+            name=info.name,
+            available=info.available and policy.enable_execution,
+            version=info.version,
+            default_images=list(info.default_images),
+            max_cpu=policy.max_cpu,
+            max_mem_mb=policy.max_mem_mb,
+            max_upload_mb=policy.max_upload_mb,
+            max_log_bytes=policy.max_log_bytes,
+            max_concurrent_runs=capacity.max_concurrent,
+            max_concurrent_runs_per_user=capacity.own_slots,
+            queue_max_length=capacity.queue_max,
+            queue_max_length_per_user=capacity.own_places,
+            queue_ttl_sec=settings.queue_ttl_sec,
+            workspace_cap_mb=policy.workspace_cap_mb,
+            artifact_ttl_hours=policy.artifact_ttl_hours,
+            supported_spec_versions=list(policy.supported_spec_versions),
+            interactive_supported=info.available,
+            egress_allowlist_supported=info.features.egress,
+            store_mode=services.broker.store_mode,
+            boundary_class=info.boundary,
+            untrusted_eligible=info.untrusted_eligible,
+            isolation=IsolationAnswer.of(info),
+            notes=info.reason or off,
+        )
+
+
+class RuntimesAnswer(BaseModel):
+    """What this server can do."""
+
+    store_mode: str
+    default_runtime: str
+    execution_enabled: bool
+    policy_hash: str
+    supported_spec_versions: list[str]
+    trust_levels: list[str]
+    runtimes: list[RuntimeAnswer]
+
+    @classmethod
+    def of(cls, services: Services) -> Self:
+        """What a server with these services can do."""
+        policy = services.policy
+        return cls(
+            store_mode=services.broker.store_mode,
+            default_runtime=policy.default_runtime,
+            execution_enabled=policy.enable_execution,
+            policy_hash=services.planner.hash,
+            supported_spec_versions=list(policy.supported_spec_versions),
+            trust_levels=list(TRUST_PROFILES),
+            runtimes=[RuntimeAnswer.of(info, services) for info in services.runtimes.infos],
+        )
+
+
+_NATIVE = RuntimeInfo(
+    name="native",
+    available=True,
+    boundary="namespaces",
+    version="0.1.0",
+    default_images=("host@sha256:...",),
+    findings=(Finding(Guarantee.NETWORK, True, "an empty network namespace with loopback only"),),
+    facts={"kernel": "6.8.0"},
 )
-async def list_runtimes(services: ServicesDep, _caller: CallerDep) -> Response:
+_EXAMPLE = RuntimesAnswer(
+    store_mode="sqlite",
+    default_runtime="native",
+    execution_enabled=True,
+    policy_hash="e1ca8ed3c75e76cbbd0a78e3b1a1e2f1c7c8b6d1b0cf9d55cdd47f2f3c3d1a7e",
+    supported_spec_versions=["1.0", "1.1"],
+    trust_levels=list(TRUST_PROFILES),
+    runtimes=[
+        RuntimeAnswer(
+            name=_NATIVE.name,
+            available=True,
+            version=_NATIVE.version,
+            default_images=list(_NATIVE.default_images),
+            max_cpu=4,
+            max_mem_mb=8192,
+            max_upload_mb=64,
+            max_log_bytes=10485760,
+            max_concurrent_runs=8,
+            max_concurrent_runs_per_user=7,
+            queue_max_length=100,
+            queue_max_length_per_user=50,
+            queue_ttl_sec=120,
+            workspace_cap_mb=256,
+            artifact_ttl_hours=24,
+            supported_spec_versions=["1.0", "1.1"],
+            interactive_supported=True,
+            egress_allowlist_supported=False,
+            store_mode="sqlite",
+            boundary_class=_NATIVE.boundary,
+            untrusted_eligible=True,
+            isolation=IsolationAnswer.of(_NATIVE),
+            notes=None,
+        )
+    ],
+)
+
+
+@router.get("/runtimes", responses={200: example(_EXAMPLE), **errors()}, summary="What this server can do")
+async def list_runtimes(services: ServicesDep, _caller: CallerDep) -> RuntimesAnswer:
     """Which runtimes there are, with what they enforce on this machine, and what runs may ask for."""
-    policy = services.policy
-    return answer(
-        {
-            "store_mode": services.broker.store_mode,
-            "default_runtime": policy.default_runtime,
-            "execution_enabled": policy.enable_execution,
-            "policy_hash": services.planner.hash,
-            "supported_spec_versions": policy.supported_spec_versions,
-            "trust_levels": list(TRUST_PROFILES),
-            "runtimes": [_shown(services, info) for info in services.runtimes.infos],
-        }
-    )
-
-
-def _shown(services: Services, info: RuntimeInfo) -> dict[str, Any]:
-    policy, settings = services.policy, services.settings
-    capacity = services.broker.capacity
-    off = "execution is turned off on this server" if info.available and not policy.enable_execution else None
-    return {
-        "name": info.name,
-        "available": info.available and policy.enable_execution,
-        "version": info.version,
-        "default_images": info.default_images,
-        "max_cpu": whole(policy.max_cpu),
-        "max_mem_mb": policy.max_mem_mb,
-        "max_upload_mb": policy.max_upload_mb,
-        "max_log_bytes": policy.max_log_bytes,
-        "max_concurrent_runs": capacity.max_concurrent,
-        "max_concurrent_runs_per_user": capacity.own_slots,
-        "queue_max_length": capacity.queue_max,
-        "queue_max_length_per_user": capacity.own_places,
-        "queue_ttl_sec": whole(settings.queue_ttl_sec),
-        "workspace_cap_mb": policy.workspace_cap_mb,
-        "artifact_ttl_hours": whole(policy.artifact_ttl_hours),
-        "supported_spec_versions": policy.supported_spec_versions,
-        "interactive_supported": info.available,
-        "egress_allowlist_supported": info.features.egress,
-        "store_mode": services.broker.store_mode,
-        "boundary_class": info.boundary,
-        "untrusted_eligible": info.untrusted_eligible,
-        "isolation": {
-            "boundary_class": info.boundary,
-            "untrusted_eligible": info.untrusted_eligible,
-            "network_policies": ["deny_all"],
-            "guarantees": [
-                {"guarantee": finding.guarantee.value, "enforced": finding.enforced, "how": finding.how}
-                for finding in info.findings
-            ],
-            "facts": dict(info.facts),
-        },
-        "notes": info.reason or off,
-    }
+    return RuntimesAnswer.of(services)

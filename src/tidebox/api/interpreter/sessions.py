@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Self
 
 from fastapi import APIRouter, Path, Query
-from starlette.responses import Response
+from pydantic import BaseModel
 
-from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, answer, claim_of, errors, whole
-from tidebox.api.interpreter.common import idempotency, moment
-from tidebox.api.interpreter.schemas import SessionAnswer, SessionDeleted, SessionList, SessionRequest
+from tidebox.api.answers import Page, Quantity, each, example
+from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
+from tidebox.api.interpreter.common import NO_DETAILS, Details
+from tidebox.api.interpreter.requests import SessionRequest
 from tidebox.api.services import Services
-from tidebox.model.idempotency import Answered
 from tidebox.model.ids import new_id
+from tidebox.model.moments import iso_time
 from tidebox.model.policy import Request, check_spec_version, terms_of
-from tidebox.model.principal import Caller
-from tidebox.model.session import Session
+from tidebox.model.principal import Caller, Principal
+from tidebox.model.session import Session, SessionState
 from tidebox.model.words import check_words
 
 router = APIRouter(tags=["sessions"], route_class=DocumentRoute)
@@ -24,44 +25,103 @@ router = APIRouter(tags=["sessions"], route_class=DocumentRoute)
 SessionId = Annotated[str, Path(min_length=1, max_length=128, description="The session.")]
 DEFAULT_IMAGE = "host"
 
-_EXAMPLE = {
-    "session_id": "ses-4k2m8x0q7c1v9b3n5z6a",
-    "id": "ses-4k2m8x0q7c1v9b3n5z6a",
-    "user_id": "local",
-    "state": "active",
-    "created_at": "2026-01-05T12:00:00.000Z",
-    "expires_at": "2026-01-05T13:00:00.000Z",
-    "runtime": "native",
-    "runtime_version": "0.1.0",
-    "base_image": "python:3.11-slim",
-    "image_digest": "sha256:2f1c...",
-    "spec_version": "1.0",
-    "policy_hash": "e1ca8ed3c75e76cbbd0a78e3b1a1e2f1c7c8b6d1b0cf9d55cdd47f2f3c3d1a7e",
-    "trust_level": "standard",
-    "network_policy": "deny_all",
-    "timeout_sec": 60,
-    "resources": {"cpu": 1, "memory_mb": 512, "pids": 256},
-    "labels": {"project": "demo"},
-    "details": {},
-}
-_SHOWN: dict[str, Any] = {"content": {"application/json": {"example": _EXAMPLE}}}
+
+class SessionAnswer(BaseModel):
+    """A session."""
+
+    session_id: str
+    id: str
+    user_id: str
+    state: SessionState
+    created_at: str
+    expires_at: str
+    runtime: str
+    runtime_version: str | None
+    base_image: str
+    image_digest: str | None
+    spec_version: str
+    policy_hash: str
+    trust_level: str | None
+    network_policy: str
+    timeout_sec: Quantity | None
+    resources: dict[str, Quantity]
+    labels: dict[str, str]
+    details: Details
+
+    @classmethod
+    def of(cls, session: Session, details: Details = NO_DETAILS) -> Self:
+        """``session`` with what this request adds to it."""
+        return cls(
+            session_id=session.id,
+            id=session.id,
+            user_id=session.user,
+            state=session.state,
+            created_at=iso_time(session.created_at),
+            expires_at=iso_time(session.expires_at),
+            runtime=session.runtime,
+            runtime_version=session.runtime_version,
+            base_image=session.base_image,
+            image_digest=session.image_digest,
+            spec_version=session.spec_version,
+            policy_hash=session.policy_hash,
+            trust_level=session.trust_level,
+            network_policy=session.policy["network_policy"],
+            timeout_sec=session.timeout_sec,
+            resources=dict(session.resources),
+            labels=dict(session.labels),
+            details=details,
+        )
+
+
+class SessionList(Page[SessionAnswer]):
+    """Some sessions."""
+
+
+class SessionDeleted(BaseModel):
+    """A session is gone."""
+
+    session_id: str
+    id: str
+    deleted: bool
+    ok: bool
+
+
+_EXAMPLE = SessionAnswer.of(
+    Session(
+        id="ses-4k2m8x0q7c1v9b3n5z6a",
+        caller=Caller(Principal("local"), "127.0.0.1", "req-1", "rest"),
+        runtime="native",
+        runtime_version="0.1.0",
+        base_image="python:3.11-slim",
+        image_digest="sha256:2f1c...",
+        spec_version="1.0",
+        policy={"network_policy": "deny_all"},
+        policy_hash="e1ca8ed3c75e76cbbd0a78e3b1a1e2f1c7c8b6d1b0cf9d55cdd47f2f3c3d1a7e",
+        created_at=1767614400.0,
+        expires_at=1767618000.0,
+        trust_level="standard",
+        timeout_sec=60,
+        resources={"cpu": 1, "memory_mb": 512, "pids": 256},
+        labels={"project": "demo"},
+    )
+)
 
 
 @router.post(
     "/sessions",
-    response_model=SessionAnswer,
-    responses={200: _SHOWN, **errors(404, 409, 422)},
+    response_model_exclude_unset=True,
+    responses={200: example(_EXAMPLE), **errors(404, 409, 422)},
     summary="Make a session",
 )
 async def create_session(
     body: SessionRequest, services: ServicesDep, caller: CallerDep, idempotency_key: IdempotencyKey = None
-) -> Response:
+) -> SessionAnswer:
     """Make a workspace that several runs share until its time is over."""
     check_spec_version(services.policy, body.spec_version)
     check_words((), body.env)
     claim = claim_of("sessions", caller, idempotency_key, body.model_dump(mode="json", exclude_unset=True))
     receipt = await services.broker.sessions.create(caller, _new_session(services, caller, body), claim)
-    return answer(_shown(receipt.session, idempotency_key, receipt.answered))
+    return SessionAnswer.of(receipt.session, Details.of(idempotency_key, receipt.answered))
 
 
 def _new_session(services: Services, caller: Caller, body: SessionRequest) -> Session:
@@ -101,32 +161,9 @@ def _new_session(services: Services, caller: Caller, body: SessionRequest) -> Se
     )
 
 
-def _shown(session: Session, key: str | None = None, answered: Answered | None = None) -> dict[str, Any]:
-    return {
-        "session_id": session.id,
-        "id": session.id,
-        "user_id": session.user,
-        "state": session.state.value,
-        "created_at": moment(session.created_at),
-        "expires_at": moment(session.expires_at),
-        "runtime": session.runtime,
-        "runtime_version": session.runtime_version,
-        "base_image": session.base_image,
-        "image_digest": session.image_digest,
-        "spec_version": session.spec_version,
-        "policy_hash": session.policy_hash,
-        "trust_level": session.trust_level,
-        "network_policy": session.policy["network_policy"],
-        "timeout_sec": whole(session.timeout_sec) if session.timeout_sec is not None else None,
-        "resources": {name: whole(value) for name, value in session.resources.items()},
-        "labels": dict(session.labels),
-        "details": idempotency(key, answered),
-    }
-
-
 @router.get(
     "/sessions",
-    response_model=SessionList,
+    response_model_exclude_unset=True,
     responses=errors(),
     summary="List sessions",
 )
@@ -135,38 +172,29 @@ async def list_sessions(
     caller: CallerDep,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
-) -> Response:
+) -> SessionList:
     """The caller's sessions, newest first."""
     page = await services.broker.sessions.list(caller, limit=limit, offset=offset)
-    return answer(
-        {
-            "items": [_shown(session) for session in page.sessions],
-            "total": page.total,
-            "limit": limit,
-            "offset": offset,
-            "has_more": offset + len(page.sessions) < page.total,
-        }
-    )
+    return SessionList.of(await each(SessionAnswer.of, page.sessions), total=page.total, limit=limit, offset=offset)
 
 
 @router.get(
     "/sessions/{session_id}",
-    response_model=SessionAnswer,
-    responses={200: _SHOWN, **errors(404)},
+    response_model_exclude_unset=True,
+    responses={200: example(_EXAMPLE), **errors(404)},
     summary="Show a session",
 )
-async def show_session(session_id: SessionId, services: ServicesDep, caller: CallerDep) -> Response:
+async def show_session(session_id: SessionId, services: ServicesDep, caller: CallerDep) -> SessionAnswer:
     """A session that can be used."""
-    return answer(_shown(await services.broker.sessions.get(caller, session_id)))
+    return SessionAnswer.of(await services.broker.sessions.get(caller, session_id))
 
 
 @router.delete(
     "/sessions/{session_id}",
-    response_model=SessionDeleted,
     responses=errors(404),
     summary="Delete a session",
 )
-async def delete_session(session_id: SessionId, services: ServicesDep, caller: CallerDep) -> Response:
+async def delete_session(session_id: SessionId, services: ServicesDep, caller: CallerDep) -> SessionDeleted:
     """Kill what runs in a session, and remove it with its files. Its runs can still be asked for."""
     await services.broker.sessions.delete(caller, session_id)
-    return answer({"session_id": session_id, "id": session_id, "deleted": True, "ok": True})
+    return SessionDeleted(session_id=session_id, id=session_id, deleted=True, ok=True)

@@ -1,0 +1,77 @@
+"""What requests for access look like."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, StringConstraints, model_validator
+
+from tidebox.model.sandbox import MAX_SCOPE_ID_LENGTH, Capability
+
+Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_SCOPE_ID_LENGTH)]
+
+
+class ScopeBody(BaseModel):
+    """What a sandbox is bound to."""
+
+    type: Literal["thread", "workspace", "assistant", "deployment"]
+    id: Id
+
+
+class ActorBody(BaseModel):
+    """Who will use it."""
+
+    type: Literal["human", "agent"]
+    id: Id | None = None
+
+
+class SessionBody(BaseModel):
+    """A request for the sandbox of a thread (`thread_id`), or of any scope (`scope`)."""
+
+    thread_id: Id | None = None
+    scope: ScopeBody | None = None
+    mode: Literal["get", "ensure", "attach_only", "create_only"]
+    actor: ActorBody | None = None
+    requested_capabilities: Annotated[list[Capability], Field(min_length=1, max_length=16)] | None = None
+    sandbox_hint: Annotated[str, StringConstraints(max_length=128)] | None = Field(
+        None,
+        description="A sandbox of the caller's that a scope without one is to share; `sandbox_hint_matched` tells "
+        "whether it is the one that was got.",
+    )
+    provider_preference: Annotated[str, StringConstraints(min_length=1, max_length=64)] = Field(
+        "auto",
+        description="Who is to make the sandbox, where there is none: `local`, another server's name, or `auto`.",
+    )
+
+    @model_validator(mode="after")
+    def _one_scope(self) -> SessionBody:
+        if self.scope is None and self.thread_id is None:
+            raise ValueError("give thread_id or scope")
+        if self.scope is not None and self.thread_id not in (None, self.scope.id):
+            raise ValueError("thread_id and scope name different things")
+        return self
+
+
+class AcquireBody(BaseModel):
+    """A request for the sandbox that the server has for a thread of an assistant."""
+
+    thread_id: Id
+    assistant_id: Id | None = None
+
+
+class RefreshBody(BaseModel):
+    """The current token, where it is not the credential of the request."""
+
+    token: Annotated[str, StringConstraints(min_length=1, max_length=8192)] | None = None
+
+
+class ReleaseBody(BaseModel):
+    """Which sandbox is not needed any more."""
+
+    sandbox_id: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+
+
+class RotationBody(BaseModel):
+    """Which keys to give up."""
+
+    emergency: bool = Field(False, description="Accept no token any more that was made before.")

@@ -212,6 +212,11 @@ async def test_ids_that_are_none(client: AsyncInterpreter, run_id: str) -> None:
 # Runs
 
 
+async def test_a_program_that_was_killed(client: AsyncInterpreter) -> None:
+    result = await client.run(["sh", "-c", "kill -9 $$"])
+    assert (result.ok, result.exit_code, result.signal) == (False, 137, 9)
+
+
 async def test_a_run_with_all_that_can_be_said_of_it(client: AsyncInterpreter) -> None:
     result = await client.run(
         ["sh", "-c", "cat in.txt; echo $WHO >&2; echo made > out.txt; exit 3"],

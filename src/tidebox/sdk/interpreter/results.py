@@ -129,8 +129,13 @@ class RunResult(msgspec.Struct, frozen=True):
 
     @property
     def exit_code(self) -> int | None:
-        """The program's exit code, if it has one."""
+        """The program's exit code, 128+n where signal n killed it; None if it never ran."""
         return self.run.exit_code
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that killed the program."""
+        return self.run.signal
 
     @property
     def text(self) -> str:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qs, quote, urlsplit
 
 import psycopg
 import pytest
@@ -19,7 +25,7 @@ from tidebox.cluster.membership import Resident
 from tidebox.cluster.shared import SharedMembership
 from tidebox.errors import StoreUnavailable
 from tidebox.model.node import Owner
-from tidebox.store.base import Estate
+from tidebox.store.base import Estate, Standing
 from tidebox.store.sql.store import PostgresStore
 
 pytestmark = pytest.mark.skipif(postgres.missing() is not None, reason=str(postgres.missing()))
@@ -163,3 +169,73 @@ async def test_two_servers_of_one_home_are_not_both_the_node(join: Join) -> None
     assert not is_held(first)
     assert is_held(second)
     assert not second.tenant.told
+
+
+class Swallower:
+    """Stands before a database; what it is told to swallow it takes, and never hands on."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        there = parse_qs(urlsplit(url).query)["host"][0]
+        self.url = url.replace(quote(there, safe=""), quote(str(directory), safe=""))
+        self._target = f"{there}/.s.PGSQL.5432"
+        self._pairs: list[socket.socket] = []
+        self._swallowed: set[socket.socket] = set()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"{directory}/.s.PGSQL.5432")
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def swallow(self) -> None:
+        """Swallow what comes over the connections there are."""
+        self._swallowed.update(self._pairs)
+
+    def close(self) -> None:
+        for each in (self._listener, *self._pairs):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, there = self._listener.accept()[0], socket.socket(socket.AF_UNIX)
+                there.connect(self._target)
+                self._pairs += [here, there]
+                for source, target in ((here, there), (there, here)):
+                    threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if source not in self._swallowed:
+                    target.sendall(data)
+
+
+@pytest.fixture
+def swallower(url: str) -> Iterator[Swallower]:
+    # Not below the directory of the test: the name of a socket is short.
+    with tempfile.TemporaryDirectory(prefix="tidebox-") as directory:
+        made = Swallower(url, Path(directory))
+        yield made
+        made.close()
+
+
+async def test_beats_go_on_when_a_connection_swallows_them(swallower: Swallower) -> None:
+    store = PostgresStore(swallower.url)
+    await store.start()
+    try:
+        owner = await store.join_node("a", "home", PACE.lease)
+        assert (await store.beat(owner, PACE.lease)).standing is Standing.HELD
+        swallower.swallow()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await store.beat(owner, PACE.lease)
+        # What was cut off has its moment to be noticed.
+        async with asyncio.timeout(20):
+            while True:
+                with contextlib.suppress(StoreUnavailable, TimeoutError):
+                    async with asyncio.timeout(2):
+                        assert (await store.beat(owner, PACE.lease)).standing is Standing.HELD
+                        break
+    finally:
+        await store.close()

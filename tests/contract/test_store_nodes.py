@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from tests.contract import postgres
 from tests.contract.test_stores import make_binding, make_run, make_session, step
@@ -17,7 +18,9 @@ from tidebox.model.node import NOBODY, Owner
 from tidebox.model.run import Phase, Reason, Run
 from tidebox.model.sandbox import Binding, SandboxState
 from tidebox.store.base import BindingCreation, Creation, Estate, Pulse, SessionCreation, Standing, Store
-from tidebox.store.sql.store import PostgresStore, SqliteStore
+from tidebox.store.memory import MemoryStore
+from tidebox.store.sql.schema import nodes
+from tidebox.store.sql.store import PostgresStore, SqliteStore, SqlStore
 
 # So long that no node is silent by chance, and so short that every other one is.
 LONG, NOW = 1000.0, -1.0
@@ -245,3 +248,23 @@ async def test_beats_do_not_wait_for_others(postgres_server: postgres.Server) ->
         assert not any(task.done() for task in waiting)
     assert await asyncio.gather(*waiting) == [None] * 20
     await store.close()
+
+
+async def test_a_node_whose_last_beat_is_yet_to_come_is_lost(store: Store) -> None:
+    """As after the clock of the database was set back."""
+    await store.join_node("a", "home", LONG)
+    other = await store.join_node("b", "other home", LONG)
+    await set_beats_ahead(store, 2 * LONG)
+    assert await store.beat(other, LONG) == Pulse(Standing.HELD, alone=False, lost=True)
+    await store.join_node("a", "a third home", LONG)
+
+
+async def set_beats_ahead(store: Store, seconds: float) -> None:
+    if isinstance(store, MemoryStore):
+        for name, node in store._nodes.items():
+            store._nodes[name] = replace(node, beat_at=node.beat_at + seconds)
+    else:
+        assert isinstance(store, SqlStore)
+        database, _ = await store._ready()
+        ahead = sa.update(nodes).values(beat_at=nodes.c.beat_at + seconds)
+        await database.write(lambda connection: connection.execute(ahead))

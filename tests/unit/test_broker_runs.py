@@ -514,6 +514,20 @@ async def test_what_a_killed_server_left_is_taken_up(make_broker: MakeBroker, st
         assert (await finished(broker, await broker.runs.get(ADA, name))).phase is Phase.COMPLETED
 
 
+async def test_a_run_that_cannot_be_read_keeps_no_other_from_being_taken_up(
+    make_broker: MakeBroker, stage: Stage
+) -> None:
+    store = DurableStore()
+    for number, (name, work) in enumerate((("broken", b"[1]"), ("whole", encode_work(make_work("whole"))))):
+        run = Run(id=name, caller=ADA, facts=FACTS, created_at=float(number))
+        await store.create_run(Creation(run=run, work=work))
+    broker = await make_broker(store)
+    broken = await broker.runs.get(ADA, "broken")
+    assert (broken.phase, broken.reason) == (Phase.FAILED, Reason.SERVER_RESTARTED)
+    (await stage.play(0)).finish()
+    assert (await finished(broker, await broker.runs.get(ADA, "whole"))).phase is Phase.COMPLETED
+
+
 async def test_a_store_that_goes_away_holds_up_ends_but_loses_none(make_broker: MakeBroker, stage: Stage) -> None:
     store = UnreliableStore()
     broker = await make_broker(store)

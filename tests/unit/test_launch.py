@@ -165,3 +165,8 @@ def test_every_damage_to_a_block_is_noticed_or_harmless() -> None:
             box_side.decode(bytes(damaged))
         except box_side.BadProgram:
             pass
+
+
+def test_names_of_our_own_are_no_programs() -> None:
+    with pytest.raises(InvalidRequest):
+        plan_command(["tidebox:python"])

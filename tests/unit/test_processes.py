@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from tidebox.broker.output_log import Changes
-from tidebox.broker.processes import KEPT_BYTES, WINDOW_BYTES, Piece, Process, Reader
-from tidebox.errors import InvalidRequest
+from tidebox.broker.processes import INPUT_BYTES, KEPT_BYTES, MOST_READERS, WINDOW_BYTES, Piece, Process, Reader
+from tidebox.errors import InternalError, InvalidRequest, QuotaExceeded
 from tidebox.model.events import Event, Exited, Output, Started
 from tidebox.model.sandbox import Capability
 from tidebox.runtime.base import Exec
@@ -140,3 +140,54 @@ async def test_whoever_waits_no_more_leaves_nothing() -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await waiting
     assert not changes.awaited
+
+
+async def test_the_end_of_a_killed_program_waits_for_no_reader_that_stands_still() -> None:
+    process, program = process_of([Output("stdout", b"x" * WINDOW_BYTES)] * 3)
+    process.attach()
+    assert await process.read(process.attach())
+    assert not process.over
+    await process.kill()
+    await over(process)
+    assert program.signals == [9]
+
+
+async def test_a_program_has_so_many_readers_and_no_more() -> None:
+    process, _ = process_of([])
+    for _ in range(MOST_READERS):
+        process.attach()
+    with pytest.raises(QuotaExceeded):
+        process.attach()
+    await over(process)
+
+
+async def test_a_program_that_ends_without_having_started_is_not_waited_for() -> None:
+    program = Scripted([Exited(0)])
+    process = Process(program, contextlib.AsyncExitStack(), detachable=True, capability=Capability.EXEC, terminal=False)
+    with pytest.raises(InternalError):
+        await asyncio.wait_for(process.started(), 30)
+
+
+class Deaf(Scripted):
+    """One that reads nothing and does not end."""
+
+    async def events(self) -> AsyncIterator[Event]:
+        yield Started(2)
+        await asyncio.Event().wait()
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_unread_input_is_bounded_however_many_send_it() -> None:
+    program, use = Deaf([]), contextlib.AsyncExitStack()
+    process = Process(program, use, detachable=True, capability=Capability.EXEC, terminal=False)
+    more = b"x" * (INPUT_BYTES // 2 + 1)
+    try:
+        assert await process.feed(more, False, 0.01)
+        fed = await asyncio.gather(*(process.feed(more, False, 0.01) for _ in range(8)))
+        assert fed == [False] * 8
+        assert process._input_size <= INPUT_BYTES + len(more)
+    finally:
+        process._following.cancel()
+        await asyncio.wait([process._following])

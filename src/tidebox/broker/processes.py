@@ -34,6 +34,8 @@ INPUT_BYTES = 4 * MIB
 KEPT_SECONDS = 600.0
 """For which the end of a process that outlives its readers can be asked for."""
 MAX_KEPT = 64
+# Each is looked at for every piece of output.
+MOST_READERS = 16
 # What a small piece costs all the same.
 _PIECE_MEMORY = 256
 # Pieces up to this length grow by what follows them: a program may write byte by byte.
@@ -109,6 +111,7 @@ class Process:
         self._use = use
         self._started = time.monotonic()
         self._timed_out = False
+        self._ending = False
         self._timer: asyncio.TimerHandle | None = None
         self._output: OutputLog[Piece] = OutputLog(KEPT_BYTES if detachable else 0)
         self._changes = self._output.changes
@@ -128,8 +131,8 @@ class Process:
     async def started(self) -> None:
         """Wait until it runs; raises ExecFailed if it cannot be started."""
         while not self.pid:
-            if self.error is not None:
-                raise self.error
+            if self.over:
+                raise self.error or InternalError("the program ended before it was started")
             await self._changes.wait()
 
     def on_end(self, callback: Callable[[], None]) -> None:
@@ -146,6 +149,8 @@ class Process:
         if offset > self._output.stop:
             end = self._output.stop
             raise InvalidRequest(f"offset: the output is {end} bytes long by now", field="offset", end=end)
+        if len(self._readers) >= MOST_READERS:
+            raise QuotaExceeded(f"a program has at most {MOST_READERS} readers at once", quota="readers")
         reader = Reader(self, max(offset, self._output.start))
         self._readers.add(reader)
         return reader
@@ -193,7 +198,8 @@ class Process:
             async for event in self._exec.events():
                 if isinstance(event, Output):
                     self._add(event.stream, event.data)
-                    while self._output.stop - self._unread > WINDOW_BYTES:
+                    # One that was killed writes no more: its end does not wait for a reader that stands still.
+                    while self._output.stop - self._unread > WINDOW_BYTES and not self._ending:
                         await self._changes.wait()
                 elif isinstance(event, Started):
                     self.pid = event.pid
@@ -216,14 +222,17 @@ class Process:
 
     # Input
 
-    @property
-    def input_full(self) -> bool:
-        """Whether the program has to read before more input is taken."""
-        return self._input_size > INPUT_BYTES and not self.over
+    async def feed(self, data: bytes, eof: bool, seconds: float) -> bool:
+        """Send input once there is room for it, and wait until there is again; False if the program reads none of it
+        for so long."""
+        # Before as well: other clients may have filled it, or this one before it attached anew.
+        if not await self._room_for_input(seconds):
+            return False
+        self.put_input(data, eof)
+        return await self._room_for_input(seconds)
 
-    async def input_taken(self, seconds: float) -> bool:
-        """Wait until there is room for input; False if the program read none of it for so long."""
-        while self.input_full:
+    async def _room_for_input(self, seconds: float) -> bool:
+        while self._input_size > INPUT_BYTES and not self.over:
             size = self._input_size
             deadline = time.monotonic() + seconds
             while self._input_size == size and not self.over:
@@ -269,6 +278,8 @@ class Process:
 
     async def kill(self) -> None:
         """End it and everything it started."""
+        self._ending = True
+        self._changes.wake()
         with contextlib.suppress(TideboxError):
             await self.signal(signal.SIGKILL)
 
@@ -279,7 +290,7 @@ class Process:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._time_out)
 
     def _time_out(self) -> None:
-        self._timed_out = True
+        self._timed_out = not self._exec.ended
         # Kept so that it is not collected before it has run.
         self._killing = asyncio.get_running_loop().create_task(self.kill(), name="process-timeout")
 

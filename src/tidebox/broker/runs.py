@@ -8,10 +8,11 @@ or another one on the same database.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -118,7 +119,8 @@ class Runs(Resident):
     async def recover(self, owner: Owner) -> None:
         """Take up the unfinished runs of this node."""
         for run, work in await self._store.recover_runs(owner):
-            await self._take_up(run, work)
+            async with self._or_ended(run, _RESTARTED):
+                await self._take_up(run, work)
 
     async def _take_up(self, run: Run, work: bytes | None) -> None:
         if run.phase is Phase.RUNNING or work is None:
@@ -147,7 +149,19 @@ class Runs(Resident):
         for run, work in estate.runs:
             if run.id not in self._working:
                 self._audit.record("sandbox.run.taken_over", run.caller, "queued", **audited(run))
-                await self._queue(run, work)
+                async with self._or_ended(run, NODE_LOST):
+                    await self._queue(run, work)
+
+    @contextlib.asynccontextmanager
+    async def _or_ended(self, run: Run, conclusion: Conclusion) -> AsyncIterator[None]:
+        """One that cannot be taken up ends, and keeps no other from it."""
+        try:
+            yield
+        except (msgspec.DecodeError, ValueError, OSError):
+            _log.exception("a run cannot be taken up: %s", run.id)
+            following = await self._store.advance_run(run, ended(conclusion, time.time()))
+            if following is not None:
+                self._record(following)
 
     async def stop(self) -> None:
         """End what has begun. What waits cannot begin while the store is away, and may still be this node's own."""

@@ -121,6 +121,9 @@ def plan_command(
     argv = tuple(command)
     if not argv or not argv[0]:
         raise InvalidRequest("the command is empty", field="command")
+    # What runs in boxes keeps such names for its own.
+    if argv[0].startswith("tidebox:"):
+        raise InvalidRequest("there is no such program", field="command")
     if not cwd.startswith("/") or "\0" in cwd:
         raise InvalidRequest("the working directory must be an absolute path", field="cwd")
     variables = _checked(argv, env)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self, Unpack
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from tidebox.errors import TideboxError
@@ -19,7 +19,7 @@ from tidebox.sdk.reconnection import Reconnection
 from tidebox.sdk.result import Health, Output, Result
 from tidebox.sdk.session import Options, Progress, Session, make_request
 from tidebox.sdk.target import DEFAULT_URL, find_target, source_headers
-from tidebox.sdk.transport import OPENING_ERRORS, check_version, closing_error, opening_error, options
+from tidebox.sdk.transport import OPENING_ERRORS, Connect, check_version, closing_error, opening_error, options
 
 _NORMAL, _PROTOCOL_ERROR = 1000, 1002
 
@@ -203,7 +203,7 @@ class AsyncClient:
     async def _open(self) -> _Link:
         loop = asyncio.get_running_loop()
         try:
-            connection = await connect(self._target.uri, **options(self._target, self._connect_timeout, self._source))
+            connection = await Connect(self._target.uri, **options(self._target, self._connect_timeout, self._source))
         except OPENING_ERRORS as error:
             self._reconnection.failed(loop.time())
             self._last_failure = opening_error(self._target, error)

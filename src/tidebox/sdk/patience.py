@@ -11,6 +11,8 @@ from tidebox.sdk.reconnection import Reconnection
 
 # Clients that lost the same server do not all come back at the same moment.
 _JITTER = 0.1
+# Whatever a server asks for: its word must not make a client ask without a pause.
+_LEAST_SECONDS = 0.1
 
 
 class Patience:
@@ -49,7 +51,7 @@ class Patience:
     def _pause(self, error: TideboxError, now: float) -> float | None:
         asked = error.details.get("retry_after")
         if error.retryable and isinstance(asked, int | float) and asked >= 0:
-            return asked * (1 + random.random() * _JITTER)
+            return max(asked, _LEAST_SECONDS) * (1 + random.random() * _JITTER)
         # An answer with a status and nothing else is that of a proxy: the server behind it may have been lost.
         lost = isinstance(error, ConnectionLost) or "status" in error.details
         if not isinstance(error, ConnectionLost | ServerUnreachable) or not (lost or self._met):

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
@@ -25,34 +28,57 @@ Inner = TypeVar("Inner")
 _CANCEL_SECONDS = 15.0
 
 
-class Portal:
-    """An event loop on a thread of its own."""
+class _Loop:
+    """The event loop of a portal, which does not keep the portal: one that nobody has any more ends it."""
 
     def __init__(self) -> None:
-        self._started = threading.Event()
-        # Guards the end: whatever is begun before it is also ended by it.
-        self._ending = threading.Lock()
-        self._closed = False
+        self.started = threading.Event()
         # Whoever forgets to close must still be able to end.
-        self._thread = threading.Thread(target=self._run, name="tidebox client", daemon=True)
-        self._thread.start()
-        self._started.wait()
+        self.thread = threading.Thread(target=self._run, name="tidebox client", daemon=True)
+        self.thread.start()
+        self.started.wait()
 
     def _run(self) -> None:
         with asyncio.Runner() as runner:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
-        self._started.set()
+        self.started.set()
         await self._over.wait()
+
+    def end(self) -> None:
+        """Let the thread end, and cancel what is still done on it."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self.loop.call_soon_threadsafe(self._over.set)
+
+
+class Portal:
+    """An event loop on a thread of its own, of the process that made it."""
+
+    def __init__(self) -> None:
+        # Guards the end: whatever is begun before it is also ended by it.
+        self._ending = threading.Lock()
+        self._closed = False
+        self._process = os.getpid()
+        self._there = _Loop()
+        self._loop = self._there.loop
+        self._end = weakref.finalize(self, self._there.end)
+
+    def _check_thread(self) -> None:
+        """Raise where the thread does not run any more: a wait for it would be for ever."""
+        if os.getpid() != self._process:
+            raise ClientClosed("the client was made in another process: make one in this process")
+        if sys.is_finalizing():
+            raise ClientClosed("the interpreter ends")
 
     def call(self, work: Callable[[], Coroutine[Any, Any, Answer]], timeout: float | None = None) -> Answer:
         """Do something there, and wait for it; an interrupt cancels it.
 
         By a bare lock: an event, or a future, makes the way there and back longer.
         """
+        self._check_thread()
         over = threading.Lock()
         over.acquire()
         tasks: list[asyncio.Task[Answer]] = []
@@ -93,11 +119,14 @@ class Portal:
 
     def close(self) -> None:
         """End the thread, and what is still done on it."""
+        try:
+            self._check_thread()
+        except ClientClosed:
+            return
         with self._ending:
-            if not self._closed:
-                self._closed = True
-                self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join()
+            self._closed = True
+            self._end()
+        self._there.thread.join()
 
 
 class Shell(Generic[Inner]):

@@ -6,7 +6,7 @@ import contextlib
 from typing import Self
 from urllib.parse import urlsplit
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tidebox.errors import TideboxError
@@ -14,7 +14,7 @@ from tidebox.sdk.errors import ClientClosed
 from tidebox.sdk.failures import Told, from_answer, from_told
 from tidebox.sdk.http import KEEP_ALIVE, USER_AGENT, Http
 from tidebox.sdk.target import Target, is_local
-from tidebox.sdk.transport import OPENING_ERRORS, closing_error, opening_error
+from tidebox.sdk.transport import OPENING_ERRORS, Connect, closing_error, opening_error
 
 _NORMAL = 1000
 _CLOSE_SECONDS = 2.0
@@ -38,7 +38,7 @@ class Socket:
         credential = {} if token is None else {"Authorization": f"Bearer {token}"}
         target = Target(url, token, is_local(urlsplit(url).hostname or ""))
         try:
-            connection = await connect(
+            connection = await Connect(
                 url,
                 additional_headers={**http.headers, **credential},
                 user_agent_header=USER_AGENT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
+from websockets.asyncio.client import connect
 from websockets.datastructures import Headers
 from websockets.exceptions import (
     ConnectionClosed,
@@ -90,6 +91,13 @@ def closing_error(error: Exception) -> TideboxError:
         words = f"{error.rcvd.code} {error.rcvd.reason}".strip()
         return ConnectionLost(f"the server closed the connection ({words})", close_code=error.rcvd.code)
     return ConnectionLost(f"the connection to the server broke: {error}")
+
+
+class Connect(connect):
+    """Connects, and follows no redirect: a credential, and what programs are given, go to no other host."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
 
 
 OPENING_ERRORS = (OSError, TimeoutError, WebSocketException)

@@ -361,7 +361,7 @@ class MemoryStore(Store):
     async def join_node(self, node_id: str, home: str, lease: float) -> Owner:
         """Make a server a node, with a higher epoch than any that had its id before."""
         now, there = time.time(), self._nodes.get(node_id)
-        if there is not None and there.home not in ("", home) and now - there.beat_at < lease:
+        if there is not None and there.home not in ("", home) and abs(now - there.beat_at) < lease:
             raise id_taken(node_id, now - there.beat_at, lease)
         owner = Owner(node_id, max(int(now * 1000), there.owner.epoch + 1 if there is not None else 0))
         self._nodes[node_id] = _Node(owner, home, now)
@@ -405,7 +405,7 @@ class MemoryStore(Store):
 
     def _silent(self, lease: float) -> list[str]:
         now = time.time()
-        return [node_id for node_id, node in self._nodes.items() if node.beat_at < now - lease]
+        return [node_id for node_id, node in self._nodes.items() if abs(now - node.beat_at) > lease]
 
     def _runs_without_node(self) -> list[Run]:
         return [run for run in self._by_age() if run.owner.node_id not in (NOBODY.node_id, *self._nodes)]

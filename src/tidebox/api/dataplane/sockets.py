@@ -84,8 +84,7 @@ class ProgramConnection(Connection):
             return
         if not self._takes_input:
             raise Conflict("the program was started without input: start it with stdin")
-        process.put_input(data, request.eof)
-        if process.input_full and not await process.input_taken(STALL_SECONDS):
+        if not await process.feed(data, request.eof, STALL_SECONDS):
             await self._refuse(Busy(f"the program has read nothing of its input for {STALL_SECONDS:g} s"))
 
     # Programs

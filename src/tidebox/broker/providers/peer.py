@@ -39,6 +39,13 @@ _NOT_CONNECTED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout
 _NOT_THIS_SERVER = (401, 403, 408, 429)
 
 
+class _Connect(connect):
+    """Connects, and follows no redirect: a pass goes to no other host."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
+
+
 class Unreached(ProviderUnavailable):
     """Nothing of a request has come there."""
 
@@ -160,7 +167,7 @@ class Peer:
         if request_id is not None:
             headers["X-Request-ID"] = request_id
         try:
-            socket = await connect(
+            socket = await _Connect(
                 self.url.replace("http", "ws", 1) + target,
                 additional_headers=headers,
                 user_agent_header=f"tidebox/{tidebox.__version__}",

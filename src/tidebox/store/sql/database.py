@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,6 +52,17 @@ class _Lane:
     def __init__(self, engine: sa.Engine, threads: ThreadPoolExecutor) -> None:
         self._engine = engine
         self._threads = threads
+        self._connection: Any = None
+
+    def note_connection(self, connection: Any, _: Any) -> None:
+        """Remember the driver's connection, of a lane that has one."""
+        self._connection = connection
+
+    def cut_off(self) -> None:
+        """End what the connection waits for: a peer that takes bytes and never answers is told by no time limit."""
+        # The driver says so in its own ways that there is none any more.
+        with contextlib.suppress(Exception), socket.socket(fileno=os.dup(self._connection.fileno())) as there:
+            there.shutdown(socket.SHUT_RDWR)
 
     async def run(self, operation: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         def transaction() -> _T:
@@ -106,7 +119,11 @@ class Database:
         self, operation: Callable[Concatenate[sa.Connection, _P], _T], *args: _P.args, **kw: _P.kwargs
     ) -> _T:
         """As ``step``, but beside everything else: what must be in time does not wait for others."""
-        return await self._beating.run(operation, *args, **kw)
+        try:
+            return await self._beating.run(operation, *args, **kw)
+        except asyncio.CancelledError:
+            self._beating.cut_off()
+            raise
 
     async def wipe(self) -> None:
         """Leave nothing of what was removed, in the write-ahead log either, where there is one."""
@@ -143,7 +160,9 @@ def open_postgres(url: str) -> Database:
     _bring_up_to_date(engine, f"the database {address.database} on {address.host or 'this machine'}")
     event.listen(beater, "begin", _expect_haste)
     lane = _Lane(engine, ThreadPoolExecutor(_POSTGRES_CONNECTIONS, thread_name_prefix="store"))
-    return Database(lane, lane, lane, _Lane(beater, ThreadPoolExecutor(1, thread_name_prefix="store-beat")))
+    beating = _Lane(beater, ThreadPoolExecutor(1, thread_name_prefix="store-beat"))
+    event.listen(beater, "connect", beating.note_connection)
+    return Database(lane, lane, lane, beating)
 
 
 def _postgres_engine(address: sa.URL, connections: int, **options: Any) -> sa.Engine:

@@ -29,7 +29,9 @@ _LEAVE = sa.update(nodes).where(_OWN).values(home="")
 
 
 def _is_silent(now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
-    return _columns.beat_at < now - bindparam("lease", type_=sa.Double())
+    lease: sa.BindParameter[float] = bindparam("lease", type_=sa.Double())
+    # A beat that is yet to come is one from before the clock was set back.
+    return sa.or_(_columns.beat_at < now - lease, _columns.beat_at > now + lease)
 
 
 # Written once: SQLAlchemy compiles a statement it knows only the first time.
@@ -50,7 +52,7 @@ def join(connection: sa.Connection, node_id: str, home: str, lease: float) -> Ow
         connection.execute(_LOCK)
     now = connection.execute(sa.select(_NOW[connection.dialect.name])).scalar_one()
     there = connection.execute(_FIND, {"of_node": node_id}).first()
-    if there is not None and there.home not in ("", home) and now - there.beat_at < lease:
+    if there is not None and there.home not in ("", home) and abs(now - there.beat_at) < lease:
         raise id_taken(node_id, now - there.beat_at, lease)
     # A time rather than a count: it is higher also than the epochs of a node that has been forgotten.
     epoch = max(int(now * 1000), there.epoch + 1 if there is not None else 0)

@@ -548,7 +548,7 @@ async def test_a_connection_that_is_lost_as_soon_as_it_is_made(monkeypatch: pyte
         await connection.wait_closed()
         return connection
 
-    monkeypatch.setattr(sockets_module, "connect", connect_and_lose)
+    monkeypatch.setattr(sockets_module, "Connect", connect_and_lose)
     handlers: list[Callable[[Talk], object]] = [Talk.wait_closed] * 100
     with serving(*handlers) as server:
         with pytest.raises(ConnectionLost):

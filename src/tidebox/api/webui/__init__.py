@@ -1,0 +1,23 @@
+"""The web UI: pages for people, in a browser, at ``/webui/``.
+
+The pages are a client of the other surfaces like any other: nothing here knows a run or a user.
+"""
+
+from __future__ import annotations
+
+from tidebox.api.surface import READ_METHODS, Surface
+from tidebox.api.webui.pages import Pages, is_page
+
+__all__ = ["make_surface"]
+
+
+def make_surface() -> Surface:
+    """Static files, for anybody: what they show is asked for with the credential of whoever looks at them."""
+    return Surface(
+        name="webui",
+        matches=lambda scope: is_page(scope["path"]),
+        app=Pages(),
+        methods=READ_METHODS,
+        needs_credential=lambda path: False,
+        quiet=True,
+    )

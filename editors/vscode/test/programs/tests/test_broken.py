@@ -1,0 +1,5 @@
+import nothing_here
+
+
+def test_x():
+    pass

@@ -5,11 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tidebox.errors import InvalidRequest
+from tidebox.model.images import HOST
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.limits import Limits
+from tidebox.model.packages import NO_PACKAGES, Packages
+
+if TYPE_CHECKING:
+    from tidebox.model.outward import BoxEgress
+else:
+    # Most boxes have no way out: its rules are loaded where there is one.
+    BoxEgress = Any
+
+TRUST_FILE = "/run/tidebox/ca.pem"
+"""In a box whose connections are opened: the image's certificates, and that of the box's own authority."""
+LAYER_MARK = "+"
+"""Between the name of an image and the digests of layers on top of it; in no name that users give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,16 +31,41 @@ class BoxSpec:
 
     runtime: str | None = None
     """By which name it is isolated; None for the default of whoever opens it."""
-    image: str = "host"
+    image: str = HOST
+    packages: Packages = NO_PACKAGES
+    """What its programs need on top of the image. A runtime is told by the name of an image that has them."""
+    packages_for: str = ""
+    """The user who asks for packages: where several do, they take turns."""
     limits: Limits = field(default_factory=Limits)
     executable: bool = True
     """Whether files in /workspace and /tmp may be executed."""
+    scratch: Literal["", "noexec", "exec"] = ""
+    """Whether there is a file system at /scratch for what a compiler makes, and whether that can be executed there.
+    Such a box runs the compiler before its program."""
     kind: Literal["run", "sandbox"] = "run"
     """``run``: for one program on pipes; files are copied in before it starts and out after its end. ``sandbox``: for
     several programs at once, on terminals too, and for file operations while they run; ``limits.memory`` is beside what
     the box's file systems take."""
+    preload: str = ""
+    """Which set of modules its program finds loaded, where the runtime has it (see ``model.preloads``)."""
+    leads_out: bool = False
+    """Whether ``Box.allow`` can give it a way out: for boxes that are opened before it is known what they are for."""
+    trusts: bool = False
+    """Whether secrets can be put into its requests then: its programs trust an authority of its own."""
+    egress: BoxEgress | None = None
+    """What its programs may reach of the network; None for nothing."""
     sandbox_id: str | None = None
     """Where given, external clients reach the box's agent at ``<data-dir>/run/agents/<sandbox_id>.sock``."""
+
+    @property
+    def has_network(self) -> bool:
+        """Whether its network leads out, as far as it is allowed."""
+        return self.leads_out or self.egress is not None
+
+    @property
+    def has_authority(self) -> bool:
+        """Whether its programs trust an authority of its own."""
+        return self.trusts or (self.egress is not None and bool(self.egress.injection))
 
     def __post_init__(self) -> None:
         if self.kind == "run" and self.sandbox_id is not None:

@@ -1,4 +1,4 @@
-"""What an exec tells its reader, in order: Started, any number of Output, one Exited."""
+"""What an exec tells its reader, in order: any number of Preparing, Started, any number of Output, one Exited."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 StreamName = Literal["stdout", "stderr"]
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """What is done before the program can be started, where that may take long."""
+
+    message: str
+    layer: str | None = None
+    """The digest of a layer that was made just now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,24 @@ class Output:
 
     stream: StreamName
     data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EgressSeen:
+    """A connection that a program made or was denied, or a name that was not resolved: the first of its kind."""
+
+    allowed: bool
+    host: str | None = None
+    ip: str | None = None
+    port: int | None = None
+    matched_rule: str | None = None
+    reason: str | None = None
+    """Why it was denied."""
+
+    def shown(self) -> dict[str, str | int | None]:
+        """As the audit log and streams have it."""
+        found = {"host": self.host, "ip": self.ip, "port": self.port, "matched_rule": self.matched_rule}
+        return found if self.allowed else {**found, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +67,4 @@ class Exited:
     """What the agent counted for this exec alone, where it can."""
 
 
-Event = Started | Output | StdinRefused | Exited
+Event = Preparing | Started | Output | StdinRefused | Exited

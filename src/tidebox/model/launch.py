@@ -12,12 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tidebox.errors import InvalidRequest, UnknownLanguage
+from tidebox.errors import InvalidRequest
+from tidebox.model.languages import BUILT_IN, Cell, Language, Languages, filled
+from tidebox.model.limits import MIB, Limits
 
-Cell = Literal["python", "node", "elixir", "any"]
 Mode = Literal["exec", "code", "file", "script"]
 
 WORKSPACE = "/workspace"
+SCRATCH = "/scratch"
+"""Where a compiler puts what it makes: a file system of the box's own, that other boxes do not have."""
+_MEMORY = Limits().memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,44 +41,36 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
+class Compilation:
+    """What is done in a box before its program can be started: a command that must end with 0."""
+
+    command: tuple[str, ...]
+    file: str
+    """The main file."""
+    executes: bool
+    """Whether what it makes is executed, and not only read."""
+    diagnostic: str = ""
+    """The pattern of a line that tells of a place in the code."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """The cell that can run a program, the program, and the command that is the same without a cell.
 
-    ``direct`` says that the command is to be started itself, and nothing in its place.
+    ``direct`` says that the command is to be started itself, and nothing in its place. ``language`` is that of code,
+    and empty for a command.
     """
 
     cell: Cell
     program: Program
     command: tuple[str, ...]
     direct: bool = False
+    language: str = ""
+    arguments: tuple[str, ...] = ()
+    """What of the command are the program's own, where it is code in a language."""
+    compilation: Compilation | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Language:
-    interpreter: str
-    cell: Cell
-    file: str
-
-
-_LANGUAGES = {
-    "python": _Language("python3", "python", "main.py"),
-    "javascript": _Language("node", "node", "main.js"),
-    "shell": _Language("sh", "any", "main.sh"),
-    "elixir": _Language("elixir", "elixir", "main.exs"),
-}
-INTERPRETERS = {language: kind.interpreter for language, kind in _LANGUAGES.items()}
-"""The command that starts the interpreter of each language."""
-_ALIASES = {
-    "py": "python",
-    "python3": "python",
-    "js": "javascript",
-    "node": "javascript",
-    "nodejs": "javascript",
-    "sh": "shell",
-    "bash": "shell",
-    "ex": "elixir",
-    "exs": "elixir",
-}
 _CELLS: dict[str, Cell] = {"python": "python", "python3": "python", "node": "node", "elixir": "elixir"}
 _EVALUATE = {"python": ("-c",), "node": ("-e", "--eval"), "elixir": ("-e", "--eval")}
 
@@ -82,13 +78,12 @@ _EVALUATE = {"python": ("-c",), "node": ("-e", "--eval"), "elixir": ("-e", "--ev
 _READ_AT_START = re.compile(r"(PYTHON|NODE_|LD_|LC_|MALLOC_|ERL_|ELIXIR_).*|LANG|LANGUAGE|GLIBC_TUNABLES|HOME")
 
 
-def language_named(name: str) -> str:
-    """The canonical name of a language, from any name it goes by."""
-    key = name.strip().lower()
-    key = _ALIASES.get(key, key)
-    if key not in _LANGUAGES:
-        raise UnknownLanguage(f"unknown language {name!r}; known are {', '.join(sorted(_LANGUAGES))}", language=name)
-    return key
+def inside_workspace(name: str) -> str:
+    """The path of a file that is placed in the workspace under ``name``."""
+    relative = name.removeprefix(WORKSPACE + "/")
+    if "\0" in name or any(part in ("", ".", "..") for part in relative.split("/")):
+        raise InvalidRequest(f"not a file name inside {WORKSPACE}: {name!r}", field="files")
+    return f"{WORKSPACE}/{relative}"
 
 
 def plan_code(
@@ -97,18 +92,64 @@ def plan_code(
     *,
     arguments: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    memory: int = _MEMORY,
+    languages: Languages = BUILT_IN,
 ) -> Launch:
-    """How code in a language runs: as the main file of the workspace, by that language's interpreter."""
-    kind = _LANGUAGES[language_named(language)]
-    path = f"{WORKSPACE}/{kind.file}"
+    """How code in a language runs: as the main file of the workspace, by what the language is run by."""
+    kind = languages.named(language)
     source = code if isinstance(code, bytes) else encode_text("code", code)
-    command = (kind.interpreter, path, *arguments)
-    variables = _checked(command, env)
+    path = f"{WORKSPACE}/{kind.file_for(source)}"
+    command, variables = _filled(kind, path, arguments, env, memory)
     if kind.cell == "any" or not _can_be_parked(command[2:], variables):
         program = Program("exec", WORKSPACE, path, source, variables, command)
-        return Launch("any", program, command)
+        return Launch("any", program, command, False, kind.name, tuple(arguments), _compilation(kind, path, memory))
     program = Program("script", WORKSPACE, path, source, variables, command[2:])
-    return Launch(kind.cell, program, command)
+    return Launch(kind.cell, program, command, False, kind.name, tuple(arguments))
+
+
+def plan_file(
+    language: str,
+    name: str,
+    *,
+    arguments: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    memory: int = _MEMORY,
+    languages: Languages = BUILT_IN,
+) -> Launch:
+    """How a file of the workspace runs that is in a language."""
+    kind = languages.named(language)
+    try:
+        path = inside_workspace(name)
+    except InvalidRequest as error:
+        reason = "not a file of the workspace"
+        raise InvalidRequest(error.message, field="command", reason=reason) from None
+    command, variables = _filled(kind, path, arguments, env, memory)
+    if kind.cell != "any" and _can_be_parked(command[2:], variables):
+        program = Program("file", WORKSPACE, path, b"", variables, command[2:])
+        return Launch(kind.cell, program, command, False, kind.name, tuple(arguments))
+    program = Program("exec", WORKSPACE, "", b"", variables, command)
+    return Launch("any", program, command, False, kind.name, tuple(arguments), _compilation(kind, path, memory))
+
+
+def _filled(
+    kind: Language, path: str, arguments: Sequence[str], env: Mapping[str, str] | None, memory: int
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The command that runs a file, and its variables."""
+    places = _places(path, memory)
+    command = (*filled(kind.run, places), *arguments)
+    own = {name: filled((value,), places)[0] for name, value in kind.env}
+    return command, _checked(command, {**own, **(env or {})})
+
+
+def _compilation(kind: Language, path: str, memory: int) -> Compilation | None:
+    if not kind.compile:
+        return None
+    return Compilation(filled(kind.compile, _places(path, memory)), path, kind.executes, kind.diagnostic)
+
+
+def _places(path: str, memory: int) -> dict[str, str]:
+    stem = path.rpartition("/")[2].partition(".")[0]
+    return {"file": path, "stem": stem, "out": SCRATCH, "memory_mb": str(memory // MIB)}
 
 
 def plan_command(
@@ -127,7 +168,8 @@ def plan_command(
     if not cwd.startswith("/") or "\0" in cwd:
         raise InvalidRequest("the working directory must be an absolute path", field="cwd")
     variables = _checked(argv, env)
-    cell = _CELLS.get(argv[0])
+    # A directory that is not there is told by what executes the command; one that is parked could only print it.
+    cell = _CELLS.get(argv[0]) if cwd == WORKSPACE else None
     if cell is not None and len(argv) > 1:
         if argv[1] in _EVALUATE[cell] and len(argv) > 2:
             rest = argv[3:]

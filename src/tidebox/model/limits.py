@@ -34,6 +34,8 @@ class Limits:
     inodes: int = 16_384
     open_files: int = 1024
     file_size: int = 256 * MIB
+    compile_timeout: float = 60.0
+    """Of what is done before the program can be started."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -51,6 +53,7 @@ RANGES: dict[str, Range] = {
     "inodes": Range(64, 16_777_216),
     "open_files": Range(16, 1_048_576),
     "file_size": Range(0, 1024 * GIB),
+    "compile_timeout": Range(0.01, 24 * 3600),
 }
 """What any installation can enforce; a policy narrows it."""
 
@@ -60,7 +63,7 @@ def check_limit(name: str, value: Any) -> None:
     allowed = RANGES[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise LimitOutOfRange(f"limit {name!r} must be a number, not {value!r}", field=name)
-    whole = name not in ("timeout", "cpus")
+    whole = name not in ("timeout", "compile_timeout", "cpus")
     if whole and not isinstance(value, int):
         raise LimitOutOfRange(f"limit {name!r} must be a whole number, not {value!r}", field=name)
     if not allowed.low <= value <= allowed.high:

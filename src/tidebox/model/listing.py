@@ -21,8 +21,12 @@ class RunQuery:
     runtime: str | None = None
     base_image: str | None = None
     image_digest: str | None = None
+    node_id: str | None = None
+    """The node that works on them, or did so last."""
     text: str | None = None
     """Found in the beginning of the image's name or of the message, in any case of letters."""
+    label: tuple[str, str] | None = None
+    """One of their labels, with its value."""
     started_from: float | None = None
     started_to: float | None = None
     finished_from: float | None = None

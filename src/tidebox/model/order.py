@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from tidebox.model.box import BoxSpec, Captured, CaptureRule
-from tidebox.model.events import Event
+from tidebox.model.events import EgressSeen, Event
 from tidebox.model.launch import Launch
 from tidebox.model.result import ExecError, Outcome, Usage
 from tidebox.model.switch import Switch
@@ -16,8 +15,6 @@ CANCEL_GRACE_SECONDS = 2.0
 STARTUP_SECONDS = 20.0
 
 Sink = Callable[[Event], Awaitable[None]]
-# The argument is the runtime's Box, which the model does not know.
-BoxHook = Callable[[Any], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +26,14 @@ class Order:
     stdin: bytes | AsyncIterator[bytes] | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     capture: CaptureRule | None = None
-    prepare: BoxHook | None = None
-    """Called with the box before the program is started."""
-    harvest: BoxHook | None = None
-    """Called with the box when every process in it is dead and before it is closed."""
     cancel_grace: float = CANCEL_GRACE_SECONDS
     """How long the program may go on after it was told to end."""
     kill: Switch | None = None
     """When set, the program is ended at once, without that grace."""
     startup_timeout: float = STARTUP_SECONDS
     """How long it may take until the program is started."""
+    on_egress: Callable[[EgressSeen], None] | None = None
+    """Hears of the connections that its programs make and are denied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +47,7 @@ class Ending:
     captured: Captured | None
     not_started: ExecError | None = None
     """Why the command could not be executed; the exit code is the one a shell gives for that."""
+    image_digest: str | None = None
+    """Of what it ran in."""
+    place: str | None = None
+    """Where in its code a program that could not be compiled is wrong: the file and the line."""

@@ -14,17 +14,24 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from tidebox.errors import InvalidRequest, InvalidSpecVersion, PolicyUnsupported
+from tidebox.errors import InvalidRequest, InvalidSpecVersion
 from tidebox.model.limits import MIB, Limits
+from tidebox.model.runtimes import BOUNDARIES
 
 NetworkPolicy = Literal["deny_all", "allowlist"]
 TrustLevel = Literal["trusted", "standard", "untrusted"]
+
+DENY_ALL: NetworkPolicy = "deny_all"
+ALLOWLIST: NetworkPolicy = "allowlist"
 
 DEFAULT_TRUST: TrustLevel = "standard"
 DEFAULT_CPU = 1.0
 DEFAULT_MEMORY_MB = 512
 SPEC_VERSIONS = ("1.0", "1.1")
 INTERACTIVE_SINCE = "1.1"
+PACKAGES_SINCE = "1.1"
+EGRESS_SINCE = "1.1"
+LANGUAGE_SINCE = "1.1"
 
 _HASH_PREFIX = b"tldw.sandbox.policy:v1\n"
 
@@ -64,6 +71,11 @@ class Policy:
     max_exec_timeout_sec: float = 3600.0
     session_ttl_sec: float = 3600.0
     workspace_noexec: bool = True
+    executable_scratch: bool = True
+    """Whether what a compiler makes can be executed, in a directory of its own, although the workspace is noexec."""
+    compile_timeout_sec: float = 60.0
+    untrusted_boundary: str = BOUNDARIES[0]
+    """The weakest boundary that untrusted runs may have around them."""
 
 
 def hashed_policy(policy: Policy) -> dict[str, Any]:
@@ -130,6 +142,8 @@ class Request:
     cpu: float | None = None
     memory_mb: int | None = None
     pids: int | None = None
+    workspace_mb: int | None = None
+    """Less than the size of every workspace, for one run."""
     timeout_sec: float | None = None
     startup_timeout_sec: float | None = None
     network_policy: str | None = None
@@ -148,10 +162,12 @@ class Terms:
     startup_timeout_sec: float
     network_policy: str
     trust_level: str
+    workspace_mb: int | None = None
+    """None for the size of every workspace."""
 
     def limits(self, policy: Policy) -> Limits:
         """As the runtime is told."""
-        workspace = policy.workspace_cap_mb * MIB
+        workspace = (self.workspace_mb or policy.workspace_cap_mb) * MIB
         return Limits(
             timeout=self.timeout_sec,
             memory=self.memory_mb * MIB,
@@ -161,11 +177,12 @@ class Terms:
             workspace=workspace,
             open_files=self.nofile,
             file_size=workspace,
+            compile_timeout=policy.compile_timeout_sec,
         )
 
     def shown(self) -> dict[str, float]:
         """The ``limits`` of a run's usage, as clients are told."""
-        return {
+        shown = {
             "cpu": self.cpu,
             "memory_mb": self.memory_mb,
             "pids": self.pids,
@@ -173,6 +190,12 @@ class Terms:
             "startup_timeout_sec": self.startup_timeout_sec,
             "timeout_sec": self.timeout_sec,
         }
+        return shown if self.workspace_mb is None else {**shown, "workspace_mb": self.workspace_mb}
+
+
+def boundary_for(policy: Policy, trust: str) -> str:
+    """The weakest boundary that a run of this trust level may have around it."""
+    return policy.untrusted_boundary if trust == "untrusted" else BOUNDARIES[0]
 
 
 def terms_of(policy: Policy, request: Request, session: Request | None = None) -> Terms:
@@ -181,12 +204,8 @@ def terms_of(policy: Policy, request: Request, session: Request | None = None) -
     trust = _stricter(session.trust_level if session else None, request.trust_level)
     bounds = bounds_of(policy, trust)
     network = asked.network_policy or policy.network_default
-    if network != "deny_all":
-        raise PolicyUnsupported(
-            f"network_policy {network!r} is not supported by any runtime of this server",
-            field="network_policy",
-            supported=["deny_all"],
-        )
+    if session is not None and session.network_policy == DENY_ALL and network != DENY_ALL:
+        raise InvalidRequest(f"the session's network_policy is {DENY_ALL}", field="network_policy")
     return Terms(
         cpu=_within("resources.cpu", asked.cpu, min(DEFAULT_CPU, bounds.cpu), bounds.cpu),
         memory_mb=int(
@@ -203,6 +222,7 @@ def terms_of(policy: Policy, request: Request, session: Request | None = None) -
         ),
         network_policy=network,
         trust_level=trust,
+        workspace_mb=None if request.workspace_mb is None else min(request.workspace_mb, policy.workspace_cap_mb),
     )
 
 

@@ -11,11 +11,19 @@ ClientSource = Literal["SDK", "CLI", "MCP", "IDE", "Web"]
 """The kind of program that a client says it is. Recorded, and trusted for nothing."""
 SOURCES: tuple[ClientSource, ...] = get_args(ClientSource)
 SOURCE_HEADER = "X-Tidebox-Source"
+CLIENT_HEADER = "X-Tidebox-Client"
+MAX_CLIENT_LENGTH = 64
 
 
 def find_source(word: str) -> ClientSource | None:
     """The source of that name; None if there is none."""
     return next((source for source in SOURCES if source == word), None)
+
+
+def clean_client(name: str) -> str | None:
+    """The name of a client program as it is recorded: printable ASCII, cut to a length; None if nothing is left."""
+    kept = "".join(char for char in name if char.isascii() and char.isprintable())
+    return kept.strip()[:MAX_CLIENT_LENGTH].strip() or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +49,5 @@ class Caller:
     request_id: str
     surface: str
     source: ClientSource | None = None
+    client: str | None = None
+    """The name of the client program, as it gives it. Recorded, and trusted for nothing."""

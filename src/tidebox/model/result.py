@@ -17,6 +17,19 @@ class Outcome(enum.Enum):
     OOM = "oom"
     OUTPUT_LIMIT = "output_limit"
     CANCELLED = "cancelled"
+    COMPILE_FAILED = "compile_failed"
+    COMPILE_TIMEOUT = "compile_timeout"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EgressUsage:
+    """What the programs of a box had of the network."""
+
+    connections: int = 0
+    denied: int = 0
+    """Connections, and names that were not resolved."""
+    sent: int = 0
+    received: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +41,8 @@ class Usage:
     memory_peak: int | None = None
     pids_peak: int | None = None
     oom_kills: int = 0
+    egress: EgressUsage | None = None
+    """None where there was no way out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +51,25 @@ class ExecError:
 
     command: str
     errno: int
+    cwd: str | None = None
+    """Where given, the working directory that could not be entered; the command was not even looked for."""
 
     @property
     def reason(self) -> str:
         """The system's words for it."""
-        return os.strerror(self.errno)
+        said = os.strerror(self.errno)
+        return said if self.cwd is None else f"cannot change directory to {self.cwd!r}: {said}"
 
     @property
     def exit_code(self) -> int:
         """The exit code that every shell gives: not found, or found and not executable."""
-        return 127 if self.errno in (errno.ENOENT, errno.ENOTDIR) else 126
+        return 127 if self.cwd is None and self.errno in (errno.ENOENT, errno.ENOTDIR) else 126
 
     @property
     def stderr(self) -> bytes:
         """The line that a shell would write to standard error."""
-        return f"{self.command}: {self.reason}\n".encode("utf-8", "surrogateescape")
+        subject = f"{self.command}: " if self.cwd is None else ""
+        return f"{subject}{self.reason}\n".encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

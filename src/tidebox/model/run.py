@@ -18,7 +18,9 @@ from tidebox.errors import (
     ExecFailed,
     GuaranteeMissing,
     InvalidImage,
+    InvalidPackage,
     InvalidRequest,
+    PackageUnresolvable,
     ProvisionFailed,
     QueueExpired,
     RuntimeUnavailable,
@@ -90,6 +92,8 @@ class Reason(enum.Enum):
     IMAGE_PULL_FAILED = "image_pull_failed"
     PROVISION_FAILED = "provision_failed"
     EXEC_FAILED = "exec_failed"
+    COMPILE_FAILED = "compile_failed"
+    COMPILE_TIMEOUT = "compile_timeout"
     POLICY_DENIED = "policy_denied"
     RUNTIME_UNAVAILABLE = "runtime_unavailable"
     RUNTIME_ERROR = "runtime_error"
@@ -121,6 +125,8 @@ _BY_OUTCOME: Mapping[Outcome, tuple[Phase, Reason]] = {
     Outcome.OOM: (Phase.FAILED, Reason.OOM_KILLED),
     Outcome.OUTPUT_LIMIT: (Phase.FAILED, Reason.LOG_CAP_EXCEEDED),
     Outcome.CANCELLED: (Phase.KILLED, Reason.CANCELED_BY_USER),
+    Outcome.COMPILE_FAILED: (Phase.FAILED, Reason.COMPILE_FAILED),
+    Outcome.COMPILE_TIMEOUT: (Phase.TIMED_OUT, Reason.COMPILE_TIMEOUT),
 }
 
 # The first class that fits counts, so those below come before those above them in the tree.
@@ -130,6 +136,8 @@ _BY_ERROR: tuple[tuple[type[TideboxError], Reason], ...] = (
     (UnknownImage, Reason.IMAGE_PULL_FAILED),
     (InvalidImage, Reason.IMAGE_PULL_FAILED),
     (GuaranteeMissing, Reason.POLICY_DENIED),
+    (PackageUnresolvable, Reason.PROVISION_FAILED),
+    (InvalidPackage, Reason.PROVISION_FAILED),
     (InvalidRequest, Reason.POLICY_DENIED),
     (RuntimeUnavailable, Reason.RUNTIME_UNAVAILABLE),
     (StartupTimeout, Reason.STARTUP_TIMEOUT),
@@ -163,6 +171,9 @@ def conclusion_of_failure(error: TideboxError) -> Conclusion:
     reason = next((reason for kind, reason in _BY_ERROR if isinstance(error, kind)), Reason.RUNTIME_ERROR)
     phase = _PHASES.get(reason, Phase.FAILED)
     return Conclusion(phase=phase, reason=reason, message=error.message)
+
+
+_SEQS_OF_AN_ATTEMPT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +231,15 @@ class Run:
         return exit_status(self.exit_code, self.signal)
 
     @property
+    def first_seq(self) -> int:
+        """The number of the first entry in the log of its attempt.
+
+        The log of an attempt is on the disk of its node. A run that is taken over has only waited; the numbers of its
+        next log begin after all that can have been used meanwhile, so that nobody who goes on by number misses any.
+        """
+        return 1 + _SEQS_OF_AN_ATTEMPT * (self.attempt - 1)
+
+    @property
     def movable(self) -> bool:
         """Whether another node can do it: it has not begun, and needs no files that its owner alone has."""
         return self.phase is Phase.QUEUED and self.facts.session_id is None
@@ -236,6 +256,8 @@ class Transition:
     log_truncated: bool = False
     artifact_bytes: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
+    image_digest: str | None = None
+    """Of what it ran in, for a run of which that was not known before."""
 
     def __post_init__(self) -> None:
         concluded = self.conclusion.phase if self.conclusion is not None else None
@@ -251,6 +273,7 @@ def ended(
     log_truncated: bool = False,
     artifact_bytes: int = 0,
     left_out: Mapping[str, int] | None = None,
+    image_digest: str | None = None,
 ) -> Transition:
     """The last step of a run."""
     return Transition(
@@ -261,6 +284,7 @@ def ended(
         log_truncated=log_truncated,
         artifact_bytes=artifact_bytes,
         left_out=left_out or {},
+        image_digest=image_digest,
     )
 
 
@@ -279,8 +303,12 @@ def advanced(run: Run, step: Transition) -> Run | None:
         return replace(run, phase=step.to, started_at=step.at)
     if step.conclusion is None:
         return replace(run, phase=step.to)
+    facts = run.facts
+    if facts.image_digest is None and step.image_digest is not None:
+        facts = replace(facts, image_digest=step.image_digest)
     return replace(
         run,
+        facts=facts,
         phase=step.to,
         finished_at=step.at,
         reason=step.conclusion.reason,

@@ -60,16 +60,17 @@ class Capability(enum.Enum):
 
 ALL_CAPABILITIES = frozenset(Capability)
 
-_SCOPES: Mapping[str, frozenset[Capability]] = {
+SCOPES: Mapping[str, frozenset[Capability]] = {
     "fs:read": frozenset({Capability.FS_READ}),
     "fs:write": frozenset({Capability.FS_WRITE}),
     "shell:exec": frozenset({Capability.EXEC, Capability.SHELL}),
 }
+"""The words of the negotiation protocol."""
 
 
 def token_scopes(capabilities: frozenset[Capability]) -> list[str]:
     """Capabilities in the words of the negotiation protocol; a word only where all it stands for is granted."""
-    return [word for word, meant in _SCOPES.items() if meant <= capabilities]
+    return [word for word, meant in SCOPES.items() if meant <= capabilities]
 
 
 def named(capabilities: Iterable[Capability]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidebox.model.node import NOBODY
 from tidebox.model.principal import Caller
 
 
@@ -45,6 +46,8 @@ class Session:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     labels: Mapping[str, str] = field(default_factory=dict)
     state: SessionState = SessionState.ACTIVE
+    node_id: str = NOBODY.node_id
+    """The node that has its files, and alone can run something in it."""
 
     @property
     def user(self) -> str:

@@ -1,0 +1,103 @@
+"""The names of one box: each is resolved once, at its start or when it is first asked for, and stands for that then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from tidebox.egress import dns
+from tidebox.egress.messages import MOST_PINNED
+from tidebox.model.egress import Address, EgressPolicy, normal_name, parse_address
+
+
+class Asks(Protocol):
+    """Asks outside."""
+
+    async def addresses(self, name: str) -> dns.Answer:
+        """What a name stands for."""
+
+
+class Names:
+    """What names stand for in one box."""
+
+    def __init__(
+        self,
+        policy: EgressPolicy,
+        pins: Mapping[str, tuple[str, ...]],
+        resolver: Asks,
+        on_pinned: Callable[[str, tuple[Address, ...]], None],
+    ) -> None:
+        """``pins`` are names that were resolved for this box before."""
+        self._resolver = resolver
+        self._on_pinned = on_pinned
+        self._addresses: dict[str, tuple[Address, ...]] = {}
+        self._names: dict[Address, list[str]] = {}
+        self._asking: dict[str, asyncio.Task[dns.Answer]] = {}
+        self._asked = 0
+        for name, found in pins.items():
+            self._pin(name, tuple(map(parse_address, found)))
+        self.follow(policy)
+
+    def follow(self, policy: EgressPolicy) -> None:
+        """Go by these rules from now on, and resolve what they have by name."""
+        self._policy = policy
+        for name in policy.pinned_names():
+            if name not in self._addresses:
+                self._ask(name)
+
+    def of(self, address: Address) -> list[str]:
+        """The names that stand for an address."""
+        return self._names.get(address, [])
+
+    async def settled(self) -> None:
+        """Wait for the names that are being resolved, which does not take long."""
+        if self._asking:
+            await asyncio.wait(list(self._asking.values()))
+
+    async def look_up(self, text: str) -> dns.Answer:
+        """What a program is told of a name; refused where the box may not have it."""
+        name = normal_name(text)
+        if name is None:
+            return dns.Answer(dns.REFUSED, ())
+        if name not in self._addresses:
+            task = self._asking.get(name)
+            if task is None:
+                if not self._policy.may_ask(name) or self._asked >= MOST_PINNED:
+                    return dns.Answer(dns.REFUSED, ())
+                task = self._ask(name)
+            answer = await asyncio.shield(task)
+            if answer.code not in (dns.NO_ERROR, dns.NO_SUCH_NAME):
+                return answer
+        found = self._addresses[name]
+        # An address that the box may not connect to, whatever its name, is of no use to a program.
+        allowed = tuple(address for address in found if self._policy.decide(address, [name]).allowed)
+        if found and not allowed:
+            return dns.Answer(dns.REFUSED, found)
+        return dns.Answer(dns.NO_ERROR if found else dns.NO_SUCH_NAME, allowed)
+
+    def _ask(self, name: str) -> asyncio.Task[dns.Answer]:
+        if name not in self._asking:
+            self._asked += 1
+            self._asking[name] = asyncio.get_running_loop().create_task(self._resolve(name))
+        return self._asking[name]
+
+    async def _resolve(self, name: str) -> dns.Answer:
+        try:
+            answer = await self._resolver.addresses(name)
+            if answer.code in (dns.NO_ERROR, dns.NO_SUCH_NAME):
+                self._pin(name, answer.addresses)
+                self._on_pinned(name, answer.addresses)
+            return answer
+        finally:
+            del self._asking[name]
+
+    def _pin(self, name: str, addresses: tuple[Address, ...]) -> None:
+        self._addresses[name] = addresses
+        for address in addresses:
+            self._names.setdefault(address, []).append(name)
+
+    def close(self) -> None:
+        """Ask no more."""
+        for task in self._asking.values():
+            task.cancel()

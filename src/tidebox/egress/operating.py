@@ -1,0 +1,36 @@
+"""What an operator allows, put together from settings: the server's list, the mirrors of packages, the secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from tidebox.egress import secrets
+from tidebox.egress.mirrors import find_mirrors
+from tidebox.model.injection import NO_SECRETS
+from tidebox.model.mirrors import Mirrors
+from tidebox.model.outward import EgressAsk, EgressRules
+
+
+def operator_rules(
+    allowlist: EgressAsk | None, secrets_file: Path | None, environment: Mapping[str, str], *, embedded: bool
+) -> EgressRules:
+    """The rules; raises ``InvalidRequest`` that names the setting which cannot be used.
+
+    ``environment`` is what pip, npm and apt are asked in where their mirrors are. ``embedded`` says that whoever asks
+    is the operator: then there need be no list.
+    """
+    known = secrets.describe(secrets_file) if secrets_file is not None else NO_SECRETS
+    found: list[Mirrors] = []
+
+    def mirrors() -> Mirrors:
+        # They are asked for when somebody wants them: the tools take their time to answer.
+        if not found:
+            found.append(find_mirrors(environment))
+        return found[0]
+
+    # A server asks when it starts or never: while it serves nobody waits for tools.
+    has_mirrors = embedded or (allowlist is not None and allowlist.packages)
+    rules = EgressRules(secrets=known, embedded=embedded, find_mirrors=mirrors if has_mirrors else None)
+    return rules if allowlist is None else replace(rules, server=rules.list_of(allowlist))

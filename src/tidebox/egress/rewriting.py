@@ -1,0 +1,210 @@
+"""What is done to one request on its way out: secrets are put in, or it is refused. Nothing here touches a socket."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from tidebox.egress.secrets import AwsKeys, Value
+from tidebox.egress.sigv4 import Headers
+from tidebox.model.egress import matches, normal_name
+from tidebox.model.injection import PLACEHOLDER_PREFIX, Injection, SigningRule
+
+MISPLACED = "secret_misplaced"
+"""Why a placeholder that is sent to a host which its secret is not for is denied."""
+MALFORMED = "malformed"
+_PLACEHOLDER = re.compile(re.escape(PLACEHOLDER_PREFIX.encode()) + rb"[0-9a-f]{32}")
+_LONGEST = len(PLACEHOLDER_PREFIX) + 32
+_MASK = b"*"
+
+
+class Refused(Exception):
+    """A request that must not go on; its text is for the program."""
+
+    def __init__(self, status: int, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.reason = reason
+        """For the audit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """A signature that the request is to be given once its body is known."""
+
+    rule: SigningRule
+    keys: AwsKeys
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A request as it goes on."""
+
+    target: bytes
+    headers: Headers
+    hidden: tuple[bytes, ...]
+    """What was put in, and must not come back."""
+    signing: Signing | None = None
+
+
+class Rewriter:
+    """The rules of one box for one host."""
+
+    def __init__(self, injection: Injection, values: Mapping[str, Value], host: str) -> None:
+        self._host = host
+        self._values = values
+        self._headers = [rule for rule in injection.headers if matches(rule.host, host)]
+        self._signing = next((rule for rule in injection.signing if matches(rule.host, host)), None)
+        names = {name for name, hosts in injection.hosts if any(matches(item, host) for item in hosts)}
+        self._placeholders = {item.encode(): name for item, name in injection.placeholders if name in names}
+        self.scanner = Scanner(item for item, name in injection.placeholders if name not in names)
+
+    def rewrite(self, target: bytes, headers: Headers) -> Rewritten:
+        """The request with secrets in it; raises ``Refused``. Names of headers are in lower case."""
+        self._check_host(target, headers)
+        names = [name for name, _ in headers]
+        if b"transfer-encoding" in names and b"content-length" in names:
+            raise Refused(400, MALFORMED, "a request whose length is said in two ways")
+        hidden: list[bytes] = []
+        target = _PLACEHOLDER.sub(lambda found: self._in_target(found[0], hidden), target)
+        found = [(name, self._in_header(name, value, hidden)) for name, value in headers]
+        for rule in self._headers:
+            secret = self._text(rule.secret).encode()
+            hidden.append(secret)
+            name = rule.name.lower().encode()
+            found = [item for item in found if item[0] != name]
+            found.append((name, rule.format.encode().replace(b"{}", secret)))
+        signing = None
+        if self._signing is not None:
+            keys = self._value(self._signing.secret).aws
+            if keys is None:
+                raise _unknown(self._signing.secret)
+            hidden += [keys.secret_access_key.encode()] + ([keys.session_token.encode()] if keys.session_token else [])
+            signing = Signing(self._signing, keys)
+        for part in (target, *(part for item in found for part in item)):
+            self.scanner.check_whole(part)
+        # What comes back is searched for what was put in, and packed it could not be.
+        found = [item for item in found if item[0] != b"accept-encoding"] + [(b"accept-encoding", b"identity")]
+        return Rewritten(target, found, tuple(dict.fromkeys(hidden)), signing)
+
+    def _check_host(self, target: bytes, headers: Headers) -> None:
+        """Every request of a connection is for the host that it was opened for."""
+        hosts = [value for name, value in headers if name == b"host"]
+        authority = re.match(rb"[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?([^/?#]*)", target)
+        hosts += [authority[1]] if authority else []
+        if not target.startswith((b"/", b"*")) and not authority:
+            raise Refused(400, "dns_mismatch", "a request for no path")
+        for host in hosts:
+            name = re.sub(rb":[0-9]*\Z", b"", host).decode("latin-1")
+            if normal_name(name) != self._host:
+                raise Refused(421, "dns_mismatch", f"this connection is for {self._host}")
+
+    def _in_target(self, placeholder: bytes, hidden: list[bytes]) -> bytes:
+        name = self._placeholders.get(placeholder)
+        if name is None:
+            return placeholder
+        text = self._text(name)
+        encoded = quote(text, safe="").encode()
+        hidden += [text.encode(), encoded]
+        return encoded
+
+    def _in_header(self, name: bytes, value: bytes, hidden: list[bytes]) -> bytes:
+        def swap(found: re.Match[bytes]) -> bytes:
+            secret = self._placeholders.get(found[0])
+            if secret is None:
+                return found[0]
+            text = self._text(secret).encode()
+            hidden.append(text)
+            return text
+
+        if name == b"authorization" and value[:6].lower() == b"basic ":
+            # A user and a password, which clients pack before anybody can look for a placeholder in it.
+            try:
+                plain = base64.b64decode(value[6:].strip(), validate=True)
+            except (binascii.Error, ValueError):
+                return value
+            swapped = _PLACEHOLDER.sub(swap, plain)
+            self.scanner.check_whole(swapped)
+            if swapped != plain:
+                packed = base64.b64encode(swapped)
+                hidden.append(packed)
+                return value[:6] + packed
+            return value
+        return _PLACEHOLDER.sub(swap, value)
+
+    def _text(self, name: str) -> str:
+        text = self._value(name).text
+        if not text:
+            raise _unknown(name)
+        return text
+
+    def _value(self, name: str) -> Value:
+        found = self._values.get(name)
+        if found is None:
+            raise _unknown(name)
+        return found
+
+
+def _unknown(name: str) -> Refused:
+    return Refused(502, "secret_unknown", f"the secret {name} is not there any more")
+
+
+class Scanner:
+    """Looks for placeholders in bytes that go where their secrets do not."""
+
+    def __init__(self, placeholders: Iterable[str]) -> None:
+        self._known = frozenset(item.encode() for item in placeholders)
+        self._tail = b""
+
+    def check_whole(self, data: bytes) -> None:
+        """Refuse a piece that has a placeholder in it."""
+        if self._known and any(found in self._known for found in _PLACEHOLDER.findall(data)):
+            raise Refused(403, MISPLACED, "a placeholder of a secret was sent to a host that the secret is not for")
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """The same for the next bytes of a stream, in which a placeholder may be cut into pieces."""
+        if self._known:
+            joined = self._tail + bytes(data)
+            self.check_whole(joined)
+            self._tail = joined[-(_LONGEST - 1) :]
+
+
+class Mask:
+    """Hides what was put into requests where a server sends it back; as many bytes come out as went in."""
+
+    def __init__(self) -> None:
+        self._hidden: tuple[bytes, ...] = ()
+        self._held = b""
+
+    def hide(self, values: Iterable[bytes]) -> None:
+        """Hide these too from now on."""
+        # The longest first: one may be a part of another.
+        self._hidden = tuple(sorted({*self._hidden, *values}, key=len, reverse=True))
+
+    def whole(self, data: bytes) -> bytes:
+        """A piece that is not continued."""
+        for value in self._hidden:
+            data = data.replace(value, _MASK * len(value))
+        return data
+
+    def feed(self, data: bytes) -> bytes:
+        """The next bytes of a stream; those that may be the beginning of something hidden wait for what follows."""
+        joined = self.whole(self._held + data)
+        keep = 0
+        for value in self._hidden:
+            place = len(joined) - len(value)
+            while (place := joined.find(value[:1], max(place + 1, 0))) >= 0:
+                if value.startswith(joined[place:]):
+                    keep = max(keep, len(joined) - place)
+                    break
+        self._held = joined[len(joined) - keep :]
+        return joined[: len(joined) - keep]
+
+    def flush(self) -> bytes:
+        """What was held back: the stream is over."""
+        held, self._held = self._held, b""
+        return held

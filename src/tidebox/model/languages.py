@@ -1,0 +1,325 @@
+"""Languages as data: what code in each is called, where it goes, what compiles and what runs it.
+
+Nothing here knows of a box. The words of a command may have these places in them:
+
+    {file}       the main file, as a path in the box
+    {stem}       its name without directory and suffix
+    {out}        a directory of the box's own for what a compiler makes
+    {memory_mb}  the memory that the program may use
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tidebox.errors import UnknownLanguage
+
+Cell = Literal["python", "node", "elixir", "any"]
+
+PLACES = ("file", "stem", "out", "memory_mb")
+
+_PLACE = re.compile(r"\{([a-z_]*)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Language:
+    """One language."""
+
+    name: str
+    file: str
+    """What its main file is called where the code comes without a name."""
+    run: tuple[str, ...]
+    """The command that runs it; the program's own arguments come after."""
+    compile: tuple[str, ...] = ()
+    """What is done first, with a time limit of its own; where it fails, nothing is run."""
+    executes: bool = False
+    """Whether what the compiler makes is executed itself: its box then needs a place where that is allowed."""
+    aliases: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
+    """Of files that are in this language."""
+    needs: tuple[str, ...]
+    """Commands that an image must have."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables of compiler and program; those that a caller gives come before them."""
+    version: tuple[str, ...] = ()
+    """The command that prints which one it is."""
+    cell: Cell = "any"
+    """The interpreter that can be parked for it."""
+    evaluate: str = ""
+    """The option by which its interpreter takes code as an argument."""
+    packages: Literal["", "python", "node"] = ""
+    """Which kind of packages its programs can have."""
+    recipe: str = ""
+    """Of the image that has it, where the machine's own system has not."""
+    image: str = ""
+    """The image that has it, in place of a recipe's."""
+    main: tuple[str, ...] = ()
+    """Patterns whose first group is the name that the main file of a code must have; the first that is found counts."""
+    diagnostic: str = ""
+    """A line of a compiler, or of a trace, that tells of a place: groups file, line, and where there is one message."""
+
+    def file_for(self, code: bytes) -> str:
+        """What the main file of this code is called."""
+        text = code.decode("utf-8", "replace")
+        for pattern in self.main:
+            if found := re.search(pattern, text, re.MULTILINE):
+                return found[1] + self.suffixes[0]
+        return self.file
+
+
+class Languages:
+    """The languages of an installation, by every name that they go by."""
+
+    def __init__(self, languages: Iterable[Language]) -> None:
+        self._by_name = {language.name: language for language in languages}
+        names = {alias: language for language in self for alias in language.aliases}
+        self._by_any_name = names | self._by_name
+        self._by_suffix = {suffix: language for language in self for suffix in language.suffixes}
+        self._by_command: dict[str, Language] = {}
+        for language in self:
+            for command in language.needs:
+                self._by_command.setdefault(command, language)
+
+    def __iter__(self) -> Iterator[Language]:
+        return iter(self._by_name.values())
+
+    def __getitem__(self, name: str) -> Language:
+        """The language of this very name."""
+        return self._by_name[name]
+
+    def named(self, name: str) -> Language:
+        """The language of a name; raises ``UnknownLanguage``."""
+        found = self._by_any_name.get(name.strip().lower())
+        if found is None:
+            known = ", ".join(sorted(self._by_name))
+            raise UnknownLanguage(f"unknown language {name[:64]!r}; known are {known}", language=name[:64])
+        return found
+
+    def by_suffix(self, suffix: str) -> Language | None:
+        """The language of files that end like this."""
+        return self._by_suffix.get(suffix)
+
+    def of_command(self, command: str) -> str:
+        """The language of the program that a command starts; ``shell`` for one of none."""
+        name = command.rpartition("/")[2]
+        if name.startswith("python"):
+            return "python"
+        found = self._by_command.get(name)
+        return found.name if found is not None else "shell"
+
+
+_PYTHON = Language(
+    name="python",
+    aliases=("py", "python3"),
+    suffixes=(".py",),
+    file="main.py",
+    run=("python3", "{file}"),
+    needs=("python3",),
+    version=("python3", "--version"),
+    cell="python",
+    evaluate="-c",
+    packages="python",
+    diagnostic=r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)',
+)
+_JAVASCRIPT = Language(
+    name="javascript",
+    aliases=("js", "node", "nodejs"),
+    suffixes=(".js", ".mjs", ".cjs"),
+    file="main.js",
+    run=("node", "{file}"),
+    needs=("node",),
+    version=("node", "--version"),
+    cell="node",
+    evaluate="-e",
+    packages="node",
+    diagnostic=r"^\s*(?:at .*?\(?)?(?P<file>/[^():]+):(?P<line>\d+)(?::\d+)?\)?$",
+)
+_SHELL = Language(
+    name="shell",
+    aliases=("sh",),
+    suffixes=(".sh",),
+    file="main.sh",
+    run=("sh", "{file}"),
+    needs=("sh",),
+    evaluate="-c",
+    diagnostic=r"^(?P<file>[^:]+): (?P<line>\d+): (?P<message>.*)$",
+)
+_BASH = Language(
+    name="bash",
+    suffixes=(".bash",),
+    file="main.bash",
+    run=("bash", "{file}"),
+    needs=("bash",),
+    version=("bash", "--version"),
+    evaluate="-c",
+    diagnostic=r"^(?P<file>[^:]+): line (?P<line>\d+): (?P<message>.*)$",
+)
+_ELIXIR = Language(
+    name="elixir",
+    aliases=("ex", "exs"),
+    suffixes=(".ex", ".exs"),
+    file="main.exs",
+    run=("elixir", "{file}"),
+    needs=("elixir",),
+    version=("elixir", "--short-version"),
+    cell="elixir",
+    evaluate="-e",
+    diagnostic=r"^\s*(?P<file>[^\s:]+\.exs?):(?P<line>\d+):(?P<message>.*)$",
+)
+_TYPESCRIPT = Language(
+    name="typescript",
+    aliases=("ts",),
+    suffixes=(".ts", ".mts", ".cts", ".tsx"),
+    file="main.ts",
+    # Types are taken away and not checked, as every runner of it does; packages stay where the image has them.
+    compile=(
+        *("esbuild", "{file}", "--bundle", "--platform=node", "--packages=external", "--format=esm"),
+        *("--sourcemap=inline", "--log-level=warning", "--color=false", "--outfile={out}/main.mjs"),
+        # What was written for the older kind of modules finds what it calls.
+        "--banner:js=import{createRequire as __tidebox}from'node:module';globalThis.require??=__tidebox('{file}');",
+    ),
+    run=("node", "--enable-source-maps", "{out}/main.mjs"),
+    needs=("esbuild", "node"),
+    version=("esbuild", "--version"),
+    packages="node",
+    recipe="typescript",
+    diagnostic=r"^\s*(?:at .*?\(?)?(?P<file>[^\s():]+\.[cm]?tsx?):(?P<line>\d+)(?::\d+)?\)?:?$",
+)
+GO_CACHE, GO_BUILD = "/opt/tidebox/go/cache", "/opt/tidebox/go/build"
+"""In images that have them: the compiled library, and how a program that needs nothing else is compiled and linked with
+it, which ends the shell where that succeeds."""
+# What else fails, by mistakes or for want of modules, is for the go command to say. The cache is used where it lies:
+# what is added is this program's.
+_GO_STEPS = f"""[ -r {GO_BUILD} ] && . {GO_BUILD}
+cp -Rs {GO_CACHE} "$GOCACHE" 2>/dev/null
+exec go build -ldflags='-s -w' -o "$1/main" "$2"
+"""
+_GO = Language(
+    name="go",
+    aliases=("golang",),
+    suffixes=(".go",),
+    file="main.go",
+    compile=("sh", "-c", _GO_STEPS, "sh", "{out}", "{file}"),
+    run=("{out}/main",),
+    executes=True,
+    needs=("go",),
+    version=("go", "version"),
+    env=(
+        ("GOCACHE", "{out}/.cache"),
+        ("GOPATH", "{out}/.go"),
+        ("GOPROXY", "off"),
+        ("GOTOOLCHAIN", "local"),
+        ("GOTELEMETRY", "off"),
+    ),
+    recipe="go",
+    diagnostic=r"^\s*(?P<file>[^\s:]+\.go):(?P<line>\d+)(?::\d+)?(?:: (?P<message>.*)| \+0x\w+)?$",
+)
+# Of its memory a virtual machine takes a part for its heap. What compiles and ends needs no second compiler.
+_HEAP = ("-XX:MaxRAM={memory_mb}m", "-XX:MaxRAMPercentage=60", "-XX:InitialRAMPercentage=10")
+_SHORT = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
+JAVAC_ARCHIVE = "/opt/tidebox/java/javac.jsa"
+"""The compiler's classes as the virtual machine maps them, in images that have it; elsewhere nobody looks for it."""
+_JAVA = Language(
+    name="java",
+    suffixes=(".java",),
+    file="Main.java",
+    main=(r"^\s*public\s+(?:\w+\s+)*?(?:class|record|enum|interface)\s+([A-Za-z_]\w*)", r"^\s*class\s+([A-Za-z_]\w*)"),
+    compile=(
+        "javac",
+        *(f"-J{option}" for option in (*_HEAP, *_SHORT, f"-XX:SharedArchiveFile={JAVAC_ARCHIVE}")),
+        *("-g", "-proc:none", "-d", "{out}", "{file}"),
+    ),
+    run=("java", *_HEAP, "-XX:+UseSerialGC", "-XX:-UsePerfData", "-cp", "{out}", "{stem}"),
+    needs=("javac", "java"),
+    version=("java", "--version"),
+    recipe="java",
+    diagnostic=r"^\s*(?:at .*\()?(?P<file>[^\s():]+\.java):(?P<line>\d+)(?:\)|: (?P<message>.*))$",
+)
+_RUBY = Language(
+    name="ruby",
+    aliases=("rb",),
+    suffixes=(".rb",),
+    file="main.rb",
+    run=("ruby", "{file}"),
+    needs=("ruby",),
+    version=("ruby", "--version"),
+    evaluate="-e",
+    recipe="ruby",
+    diagnostic=r"^\s*(?:from )?(?P<file>[^\s:]+\.rb):(?P<line>\d+):(?P<message>.*)$",
+)
+_R = Language(
+    name="r",
+    aliases=("rscript",),
+    suffixes=(".r", ".R"),
+    file="main.R",
+    run=("Rscript", "{file}"),
+    needs=("Rscript",),
+    version=("Rscript", "--version"),
+    evaluate="-e",
+    recipe="r",
+)
+_COMPILED_DIAGNOSTIC = r"^(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? (?P<message>.*)$"
+_C = Language(
+    name="c",
+    suffixes=(".c",),
+    file="main.c",
+    compile=("gcc", "-O1", "-g", "-o", "{out}/main", "{file}", "-lm"),
+    run=("{out}/main",),
+    executes=True,
+    needs=("gcc",),
+    version=("gcc", "--version"),
+    env=(("TMPDIR", "{out}"),),
+    recipe="c",
+    diagnostic=_COMPILED_DIAGNOSTIC,
+)
+_CPP = Language(
+    name="cpp",
+    aliases=("c++", "cxx"),
+    suffixes=(".cpp", ".cc", ".cxx"),
+    file="main.cpp",
+    compile=("g++", "-std=c++17", "-O1", "-g", "-o", "{out}/main", "{file}"),
+    run=("{out}/main",),
+    executes=True,
+    needs=("g++",),
+    version=("g++", "--version"),
+    env=(("TMPDIR", "{out}"),),
+    recipe="cpp",
+    diagnostic=_COMPILED_DIAGNOSTIC,
+)
+_RUST = Language(
+    name="rust",
+    aliases=("rs",),
+    suffixes=(".rs",),
+    file="main.rs",
+    compile=(
+        *("rustc", "--edition=2021", "--crate-name=main", "-Copt-level=1", "-Cdebuginfo=1"),
+        *("-o", "{out}/main", "{file}"),
+    ),
+    run=("{out}/main",),
+    executes=True,
+    needs=("rustc",),
+    version=("rustc", "--version"),
+    env=(("TMPDIR", "{out}"),),
+    recipe="rust",
+    diagnostic=r"^(?:\s*--> |thread .* panicked at (?:'.*', )?)(?P<file>[^\s:]+\.rs):(?P<line>\d+)(?::\d+)?:?$",
+)
+
+BUILT_IN = Languages(
+    (_PYTHON, _JAVASCRIPT, _SHELL, _ELIXIR, _TYPESCRIPT, _GO, _JAVA, _RUBY, _R, _C, _CPP, _RUST, _BASH)
+)
+ALWAYS = ("python", "javascript", "shell", "elixir")
+"""Languages that Fathom's document names."""
+
+
+def places_in(word: str) -> list[str]:
+    """The places that a word has in it."""
+    return _PLACE.findall(word)
+
+
+def filled(words: Iterable[str], places: Mapping[str, str]) -> tuple[str, ...]:
+    """Words with what is at the places in them; what a place holds is not looked at again."""
+    return tuple(_PLACE.sub(lambda found: places.get(found[1], found[0]), word) for word in words)
+

@@ -12,7 +12,7 @@ import os
 import resource
 from struct import Struct
 
-from tidebox.agent import pty
+from tidebox.agent import kin, pty
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,17 +62,18 @@ STEP_USER = "user"
 STEP_CWD = "cwd"
 STEP_CONFINE = "confine"
 STEP_EXEC = "exec"
+_STEPS = (STEP_PROCESS, STEP_RLIMIT, STEP_USER, STEP_CWD, STEP_CONFINE, STEP_EXEC)
 
 
 class Start:
-    """Everything decided before the fork; standard streams and cgroup leaf come when they are made.
+    """Everything decided before the fork; standard streams and cgroup leaf or mark come when they are made.
 
     ``apart`` says that the child is no copy of the agent any more, but for its identity: see ``part``.
     ``keeps_status`` says that a builtin can still report through the status descriptor that its program could not be
     executed; for an agent's exec the end of that descriptor means that the builtin runs.
     """
 
-    __slots__ = ("argv", "env", "cwd", "user", "rlimits", "tty", "stdio", "leaf", "apart", "keeps_status")
+    __slots__ = ("argv", "env", "cwd", "user", "rlimits", "tty", "stdio", "leaf", "mark", "apart", "keeps_status")
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class Start:
         self.tty = tty
         self.stdio = (-1, -1, -1)
         self.leaf: int | None = None
+        self.mark: int | None = None
         self.apart = False
         self.keeps_status = False
 
@@ -106,8 +108,11 @@ def rlimit(name: str, soft: int, hard: int) -> tuple[int, int, int]:
 
 def parse_failure(record: bytes) -> tuple[int, str]:
     """Errno and step of a start that failed."""
+    if len(record) < _FAILURE.size:
+        return errno.EIO, STEP_PROCESS  # not from a child of ours: programs of the same user can reach its pipe
     (number,) = _FAILURE.unpack_from(record)
-    return number, record[_FAILURE.size :].decode("ascii")
+    step = record[_FAILURE.size :].decode("ascii", "replace")
+    return number, step if step in _STEPS else STEP_PROCESS
 
 
 def changed_signals() -> list[int]:
@@ -148,12 +153,16 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
         step = STEP_RLIMIT
         for number, soft, hard in start.rlimits:
             resource.setrlimit(number, (soft, hard))
+        if start.mark is not None:
+            kin.put_on(start.mark)
         step = STEP_USER
         _change_user(start.user)
         step = STEP_CWD
         os.chdir(start.cwd)
         os.umask(0o022)
         step = STEP_CONFINE
+        if setup.shares_user:
+            close_all_but(status, setup.oom_score_fd)
         setup.confine()
         if setup.oom_score_fd is not None:
             # Only now: before, the process is as undumpable as init, and then its /proc files are not its own.
@@ -178,6 +187,15 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
         _report(status, errno.EIO, step)
     finally:
         os._exit(127)
+
+
+def close_all_but(*kept: int | None) -> None:
+    """Close every descriptor but the standard streams and these."""
+    low = FIRST_OF_OURS
+    for fd in sorted({fd for fd in kept if fd is not None and fd >= low}):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, HIGHEST_DESCRIPTOR)
 
 
 def find_builtin(

@@ -64,6 +64,7 @@ class Execution:
         self.id = id
         self.pid = 0
         self.leaf: int | None = None
+        self.mark: int | None = None
         self.running = False  # the program has replaced the agent's copy, or is a builtin
         self.muted = False  # nobody listens any more, and the id may be another exec's by now
         self.early_signals: list[int] = []

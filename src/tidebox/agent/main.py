@@ -12,7 +12,7 @@ from tidebox.agent import flow, paths
 from tidebox.agent.files import Files
 from tidebox.agent.host import Host
 from tidebox.agent.loop import HANGUP, READ, Loop, Timer
-from tidebox.agent.outbox import HostGone, Outbox
+from tidebox.agent.outbox import HostGone, Outbox, Pipes
 from tidebox.agent.processes import Processes
 from tidebox.agent.tcp import Tcp
 from tidebox.agent.users import UnknownUser
@@ -133,9 +133,9 @@ class Agent:
         # shared.
         gc.enable()
         setup = self.setup
-        self._sock = _socket.socket(fileno=setup.sock)
+        self._sock = Pipes(setup.sock, setup.out) if setup.out is not None else _socket.socket(fileno=setup.sock)
         self._sock.setblocking(False)
-        for fd in (setup.sock, setup.oom_score_fd):
+        for fd in (setup.sock, setup.out, setup.oom_score_fd):
             if fd is not None:
                 os.set_inheritable(fd, False)
         self._loop.open()

@@ -1,4 +1,4 @@
-"""What goes to the host: a bounded queue over the one stream socket.
+"""What goes to the host: a bounded queue over the one stream socket, or a pipe.
 
 Bulk producers (program output, file reads, TCP) ask ``full`` before they read, and wait in line when it is: so a host
 that does not read holds back the programs, and never makes the agent grow. Short replies are always taken; the host's
@@ -8,6 +8,7 @@ requests stop being read when they pile up (``swamped``).
 from __future__ import annotations
 
 import _socket
+import os
 from _collections import deque  # type: ignore[import-not-found]
 
 from tidebox.agent.loop import READ, WRITE
@@ -32,10 +33,40 @@ class HostGone(Exception):
     """The host closed its end; the box has no purpose any more."""
 
 
+class Pipes:
+    """Two pipes that are used as one socket would be."""
+
+    def __init__(self, read: int, write: int) -> None:
+        self._read = read
+        self.write = write
+
+    def setblocking(self, flag: bool) -> None:
+        """Whether to wait in a call."""
+        os.set_blocking(self._read, flag)
+        os.set_blocking(self.write, flag)
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receive."""
+        return os.readv(self._read, [buffer])
+
+    def sendmsg(self, pieces: Sequence[Buffer], _ancillary: tuple[()], _flags: int) -> int:
+        """Send as much as fits."""
+        return os.writev(self.write, pieces)
+
+    def fileno(self) -> int:
+        """What to wait on for more."""
+        return self._read
+
+    def close(self) -> None:
+        """Give both back."""
+        os.close(self._read)
+        os.close(self.write)
+
+
 class Outbox:
     """Sends in order what the socket takes; a piece may be reused by its owner once ``wait`` has called back."""
 
-    _sock: _socket.socket
+    _sock: _socket.socket | Pipes
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -43,11 +74,13 @@ class Outbox:
         self._waiting: deque[Callable[[], None]] = deque()
         self._read_interest = READ
         self._interest = READ
+        self._pipe: int | None = None
         self.size = 0
 
-    def connect(self, sock: _socket.socket) -> None:
+    def connect(self, sock: _socket.socket | Pipes) -> None:
         """Where everything goes."""
         self._sock = sock
+        self._pipe = sock.write if isinstance(sock, Pipes) else None
 
     @property
     def full(self) -> bool:
@@ -111,9 +144,18 @@ class Outbox:
 
     def _update_interest(self) -> None:
         interest = self._read_interest | (WRITE if self._pieces else 0)
-        if interest != self._interest:
-            self._interest = interest
+        if interest == self._interest:
+            return
+        changed, self._interest = interest ^ self._interest, interest
+        if self._pipe is None:
             self._loop.change(self._sock.fileno(), interest)
+            return
+        if changed & READ:
+            self._loop.change(self._sock.fileno(), interest & READ)
+        if interest & changed & WRITE:
+            self._loop.watch(self._pipe, WRITE, lambda _events: None)
+        elif changed & WRITE:
+            self._loop.forget(self._pipe)
 
 
 def _again() -> None:

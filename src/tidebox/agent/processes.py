@@ -9,7 +9,7 @@ import os
 import resource
 import sys
 
-from tidebox.agent import child, pty
+from tidebox.agent import child, kin, pty
 from tidebox.agent.execution import Execution, Stream, terminal_stream
 from tidebox.agent.failures import CannotStart, failure, stage_of
 from tidebox.agent.flow import MAX_EXECUTIONS
@@ -40,6 +40,12 @@ DEFAULT_ENVIRONMENT = {
 DEFAULT_DIRECTORIES = ("/workspace", "/")
 _TERMINAL_TYPE = "xterm"
 
+# What the host may order of an init that can count for its whole box, as if it were a command: to end every process but
+# init, to tell what was used, and to count that from now on.
+STOP_BOX, TELL_USAGE, COUNT_FROM_NOW = "tidebox:stop", "tidebox:usage", "tidebox:count"
+WHOLE_BOX = (STOP_BOX, TELL_USAGE, COUNT_FROM_NOW)
+_SUMS = ("cpu_us", "oom_kills", "pids_refused")
+
 # Larger than the kernel's default, so that a program need not wait for each wake-up of the agent.
 _PIPE_BYTES = 256 * 1024
 # Linux' fcntl number; the fcntl module has a name for it only from Python 3.10 on.
@@ -69,12 +75,15 @@ class Processes:
         self._rlimits: Sequence[Rlimit] = ()
         self._cwd: str | None = None
         self._spare: Spare | None = None
+        self._stops: list[int] = []
+        self._counted: dict[str, int] = {}
         self._signals = sorted({*child.changed_signals(), _signal.SIGCHLD, _signal.SIGINT})
 
     def open(self) -> None:
         """Begin to watch the children."""
         # Whatever hid the agent's modules from the programs it forks: wait4 looks for this one, in vain and each time.
         sys.modules.setdefault("resource", resource)
+        self._counted = self._count()
         self._watch_children()
 
     def configure(self, bootstrap: Bootstrap) -> None:
@@ -100,6 +109,9 @@ class Processes:
 
     def start(self, id: int, request: ExecRequest, generation: int) -> None:
         """Start a program; ``generation`` is the one its client speaks."""
+        if self._setup.counters is not None and request.cmd in WHOLE_BOX:
+            self._about_box(id, request.cmd)
+            return
         try:
             self._start(id, request, generation)
         except CannotStart as error:
@@ -158,6 +170,39 @@ class Processes:
             except ProcessLookupError:
                 pass
 
+    # The whole box
+
+    def _about_box(self, id: int, order: str) -> None:
+        """Do what the host orders without a process of its own: there may be no room for one."""
+        if order == STOP_BOX:
+            self.kill_all()
+            self._stops.append(id)
+            # Those that are dead already are nobody's news any more.
+            self.collect()
+            return
+        if order == COUNT_FROM_NOW:
+            self._counted = self._count()
+        self._host.send(id, ExecExited(code=0, usage=self.usage()))
+
+    def usage(self) -> dict[str, int]:
+        """What the whole box has used since it was told to count."""
+        usage = self._count()
+        for name in _SUMS:
+            if name in usage:
+                usage[name] -= self._counted.get(name, 0)
+        # As many as there were when it was made, by whom it was made, say nothing of its programs.
+        if usage.get("pids_peak") == self._counted.get("pids_peak"):
+            usage.pop("pids_peak", None)
+        return usage
+
+    def _count(self) -> dict[str, int]:
+        return self._setup.counters() if self._setup.counters is not None else {}
+
+    def _stopped(self) -> None:
+        stops, self._stops = self._stops, []
+        for id in stops:
+            self._host.send(id, ExecExited(code=0, usage=self.usage()))
+
     # Starting
 
     def _start(self, id: int, request: ExecRequest, generation: int) -> None:
@@ -177,6 +222,8 @@ class Processes:
             else:
                 if self._setup.leaves is not None:
                     start.leaf = execution.leaf = self._setup.leaves.make()
+                elif self._setup.shares_user:
+                    start.mark = execution.mark = kin.new_mark()
                 pid = os.fork()
         except (OSError, CannotStart) as error:
             for fd in opened:
@@ -308,6 +355,8 @@ class Processes:
                 self._setup.leaves.kill(execution.leaf)
             except OSError:
                 pass  # the process group still gets the signal
+        elif number == _signal.SIGKILL and execution.mark is not None:
+            kin.kill(execution.pid, execution.mark)
         try:
             os.killpg(execution.pid, number)
         except OSError:
@@ -336,6 +385,8 @@ class Processes:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
+                # Whatever loses its parent becomes a child of init: nobody is left.
+                self._stopped()
                 return
             if not pid:
                 return

@@ -34,6 +34,7 @@ class Setup:
 
     __slots__ = (
         "sock",
+        "out",
         "generation",
         "user",
         "default_user_name",
@@ -43,12 +44,15 @@ class Setup:
         "oom_score_fd",
         "bootstrap",
         "environment",
+        "counters",
+        "shares_user",
     )
 
     def __init__(
         self,
         *,
         sock: int,
+        out: int | None = None,
         generation: int,
         user: tuple[int, int],
         default_user_name: str,
@@ -57,8 +61,12 @@ class Setup:
         leaves: Leaves | None = None,
         oom_score_fd: int | None = None,
         bootstrap: bool | messages.Bootstrap = True,
+        counters: Callable[[], dict[str, int]] | None = None,
+        shares_user: bool = False,
     ) -> None:
+        # A socket; with ``out`` a pipe to read from, and that one to write to.
         self.sock = sock
+        self.out = out
         self.generation = generation
         self.user = user
         self.default_user_name = default_user_name
@@ -70,3 +78,7 @@ class Setup:
         self.bootstrap = bootstrap
         # The agent's own, which a child that stays a Python need not be given anew.
         self.environment = dict(os.environb)
+        # What the whole box has used, where init can tell. It then takes the host's orders about the whole box too.
+        self.counters = counters
+        # Whether programs have init's own uid: what is still init's they must not reach through a child of its.
+        self.shares_user = shares_user

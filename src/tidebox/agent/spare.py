@@ -88,11 +88,7 @@ def _wait(sock: _socket.socket, setup: Setup, signals: Sequence[int], leaf: int)
         if setup.leaves is not None:
             setup.leaves.attach(leaf)
         # The pipes of other programs must not be kept open from here.
-        low = child.FIRST_OF_OURS
-        for fd in sorted({sock.fileno(), setup.oom_score_fd or sock.fileno()}):
-            os.closerange(low, fd)
-            low = fd + 1
-        os.closerange(low, child.HIGHEST_DESCRIPTOR)
+        child.close_all_but(sock.fileno(), setup.oom_score_fd)
         # The pages that this writes to are copied now, while nobody waits.
         _unpack(_SAMPLE, bytes(_DESCRIPTORS.size))
         data, ancillary, _, _ = sock.recvmsg(_LARGEST_ORDER, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)

@@ -12,19 +12,22 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tidebox.errors import UnsupportedOperation
 from tidebox.files.trees import Tally, TreeLimits
 from tidebox.files.watching import Change
 from tidebox.model.box import BoxSpec, Captured, CapturedTree, CaptureRule, Command, FileInfo
-from tidebox.model.events import Event
-from tidebox.model.launch import Cell as CellKind
+from tidebox.model.events import EgressSeen, Event, Preparing
+from tidebox.model.languages import Cell as CellKind
 from tidebox.model.limits import Limits
 from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.result import Usage
-from tidebox.model.runtimes import Features, Gauge, Report, ResolvedImage
+from tidebox.model.runtimes import Features, Gauge, Report, ResolvedImage, Start
 from tidebox.model.switch import Switch
+
+if TYPE_CHECKING:
+    from tidebox.model.outward import BoxEgress
 
 
 class Exec(abc.ABC):
@@ -174,9 +177,25 @@ class Box(abc.ABC):
 
     # Optional parts: a runtime that lacks one says so by its features, and whoever needs it asks first.
 
+    async def allow(self, egress: BoxEgress) -> None:
+        """Let programs reach what these rules allow, from now on; before that their connections wait.
+
+        Only of a box whose spec ``has_network``; one that is opened with rules has them.
+        """
+        raise UnsupportedOperation("programs of this box reach no network")
+
+    def on_egress(self, callback: Callable[[EgressSeen], None]) -> None:
+        """Call ``callback`` for the connections that programs make and are denied: the first of each kind, and not more
+        than a bounded number."""
+        raise UnsupportedOperation("programs of this box reach no network")
+
     async def adjust(self, limits: Limits) -> None:
         """Change the limits that are no mount or start state, and count usage from now on."""
         raise UnsupportedOperation("the limits of this box cannot be changed")
+
+    async def renew(self, limits: Limits) -> None:
+        """Be as a fresh box under these limits, but for the workspace, which stays as it is."""
+        raise UnsupportedOperation("this box serves one program only")
 
     async def freeze(self) -> None:
         """Stop every process where it stands."""
@@ -195,6 +214,44 @@ class Box(abc.ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DockerSettings:
+    """What of the settings concerns containers."""
+
+    host: str | None = None
+    """Where the engine is; None for where it is found."""
+    seccomp: str | None = None
+    """The content of a system call profile in place of ours."""
+    apparmor_profile: str | None = None
+    allowed_images: tuple[str, ...] = ()
+    """Patterns of the images that may be used; none allow every one."""
+    prepull: tuple[str, ...] = ()
+    """Images to have before anybody asks for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class EgressSettings:
+    """How boxes with a way out have it, the rules of each aside."""
+
+    resolver: str | None = None
+    """Where names are resolved, as ``address:port``; None for where the machine does."""
+    secrets: Path | None = None
+    """The file of secrets, which nobody but the egress process reads."""
+    ca_file: Path | None = None
+    """Certificates to trust besides the system's."""
+    proxy: str | None = field(default=None, repr=False)
+    """The proxy through which everything is dialled."""
+    connections: int = 256
+    """Of one box at once."""
+    connections_total: int = 8192
+    bytes: int = 16 << 30
+    """Sent and received by one box."""
+    rate: int = 0
+    """Of one box in a second; 0 for as many as there can be."""
+    idle: float = 900.0
+    """Seconds without a byte after which a connection is ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSettings:
     """What of the settings runtimes need; each takes what concerns it."""
 
@@ -208,7 +265,9 @@ class RuntimeSettings:
     max_processes: int = 512
     """RLIMIT_NPROC of boxes that are not made for more."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What tells where programs and the login session of this process are."""
+    """What tells where programs, the login session and the container engine of this process are."""
+    docker: DockerSettings = DockerSettings()
+    egress: EgressSettings = EgressSettings()
 
 
 class Runtime(abc.ABC):
@@ -216,7 +275,11 @@ class Runtime(abc.ABC):
 
     name: ClassVar[str]
     boundary: ClassVar[str]
-    """What stands between programs and the machine: ``namespaces``, ``container`` or ``microvm``."""
+    """What stands between programs and the machine: one of ``model.runtimes.BOUNDARIES``."""
+    shows_host: ClassVar[bool] = False
+    """Whether it has the image ``host``; where it has not, that stands for the image of a program's language."""
+    external: ClassVar[bool] = False
+    """Whether its boxes are made by a program that is no part of this one, and that may come and go meanwhile."""
     version: str | None = None
     interpreters: Mapping[str, str]
     """The interpreters of its default image: the commands that start them, and where they are."""
@@ -240,11 +303,38 @@ class Runtime(abc.ABC):
         """The images it has, its default one first."""
 
     @abc.abstractmethod
-    def parking(self, kind: CellKind, image: str, at_once: bool = False) -> Command | None:
+    def parking(self, kind: CellKind, image: str, at_once: bool = False, preload: str = "") -> Command | None:
         """The command that parks an interpreter of ``kind`` in a box of ``image``; ``at_once`` if its program waits.
 
-        None where that interpreter cannot be parked: its programs are then started by their own command.
+        ``preload`` is the set of modules that it loads by itself, where it was not forked from what has them. None
+        where that interpreter cannot be parked: its programs are then started by their own command.
         """
+
+    def start_of(self, kind: CellKind, image: str) -> Start:
+        """How interpreters of ``kind`` start in boxes of ``image``, where that works as it is meant to."""
+        return "cold" if self.parking(kind, image) is None else "parked"
+
+    def has_command(self, name: str) -> bool:
+        """Whether its default image has a command."""
+        return name in self.interpreters
+
+    def is_provided(self, image: str) -> bool:
+        """Whether the image is known to be there, so that ``provide`` would do nothing."""
+        return True
+
+    async def provide(self, image: str, tell: Callable[[Preparing], None]) -> None:  # noqa: B027
+        """Have the image there, however long it takes; ``tell`` hears of it. Raises what keeps it from that."""
+
+    def preload_for(self, image: str, source: bytes) -> str:
+        """The set of modules that a Python program of this text had best find loaded; empty for none."""
+        return ""
+
+    def is_warm(self, spec: BoxSpec) -> bool:
+        """Whether what boxes of this kind are forked from is there, with what their programs find loaded."""
+        return True
+
+    async def warm(self, spec: BoxSpec) -> None:  # noqa: B027
+        """See to that; raises ``TideboxError`` where it cannot be."""
 
     @abc.abstractmethod
     async def probe(self) -> Report:
@@ -260,6 +350,9 @@ class Runtime(abc.ABC):
         A ``spare`` box is used from when it is adjusted.
         """
 
+    def expect_egress(self) -> None:  # noqa: B027
+        """Have ready what boxes with a way out need, before the first of them comes."""
+
     @abc.abstractmethod
     def live_boxes(self) -> int:
         """How many boxes it has."""
@@ -273,9 +366,36 @@ class Runtime(abc.ABC):
         """Close every box and leave nothing behind."""
 
 
+class BoxFiles:
+    """The files that the box of an order is given, and those that are kept of it. A base for one that has neither."""
+
+    has_input = False
+    """Whether there is something to copy in: then the box cannot be one whose program starts at once."""
+    keep_as = ""
+    """Under which name its box is kept for the next of that name; empty where it is not."""
+
+    def is_in(self, box: Box) -> bool:
+        """Whether the workspace of a box is what would be copied in, and nothing else."""
+        return False
+
+    async def copy_in(self, box: Box) -> None:
+        """Copy files into a box whose program was not started yet."""
+
+    async def collect(self, box: Box) -> None:
+        """Keep files of a box in which every process is dead, before it is closed."""
+
+
+NO_FILES = BoxFiles()
+
+
 class Runner(abc.ABC):
     """Runs orders, each in a fresh box: what the broker sees of the runtimes."""
 
     @abc.abstractmethod
-    def run(self, order: Order, sink: Sink, cancel: Switch | None = None) -> Coroutine[Any, Any, Ending]:
+    def run(
+        self, order: Order, sink: Sink, cancel: Switch | None = None, files: BoxFiles = NO_FILES
+    ) -> Coroutine[Any, Any, Ending]:
         """Run ``order``; events go to ``sink`` as they come. Raises only for failures that are not the program's."""
+
+    def let_go(self, name: str) -> None:  # noqa: B027
+        """Close the box that is kept under a name, if there is one."""

@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tidebox.files.globs import Glob, Patience
 from tidebox.files.trees import Entry, copy_file, directory_beneath, open_regular, opened, walk
 from tidebox.model.box import Captured, CapturedFile, CapturedTree, CaptureRule
 
-_MAX_DEPTH = 32
+MAX_DEPTH = 32
+"""How deep files are looked for."""
 _MAX_LINK_TARGET = 1024
-# What patterns may take altogether; those that people write take a thousandth of it.
-_SECONDS = 5.0
+SECONDS = 5.0
+"""What patterns may take altogether; those that people write take a thousandth of it."""
 _SECRETS = Glob("run/secrets/**")
 # Such a name fits into no URL and no header.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -29,7 +30,7 @@ def capture(workspace: int, rule: CaptureRule) -> Captured:
     """The files that match ``rule``, in the order of their names; what matches and is refused is counted."""
     files: dict[str, bytes] = {}
     skipped = total = 0
-    patience = Patience(_SECONDS)
+    patience = Patience(SECONDS)
     for entry in _matching(workspace, rule, patience):
         content = None
         if len(files) < rule.max_files and _is_text(entry.path):
@@ -47,7 +48,7 @@ def capture_into(workspace: int, target: Path, rule: CaptureRule) -> CapturedTre
     found: list[CapturedFile] = []
     skipped: Counter[str] = Counter()
     total = 0
-    patience = Patience(_SECONDS)
+    patience = Patience(SECONDS)
     with opened(target) as root:
         for entry in _matching(workspace, rule, patience):
             reason = _reason_to_skip(entry, rule, len(found), total)
@@ -83,14 +84,24 @@ def _reason_to_skip(entry: Entry, rule: CaptureRule, count: int, total: int) -> 
 
 def _matching(workspace: int, rule: CaptureRule, patience: Patience) -> Iterator[Entry]:
     """What the patterns name, as far as they do not take too long."""
-    patterns = [Glob(pattern) for pattern in rule.patterns]
-    for entry in walk(workspace, max_depth=_MAX_DEPTH):
-        if entry.is_directory or entry.path in rule.exclude or _SECRETS.matches(entry.path):
-            continue
-        if any(patience.matches(pattern, entry.path) for pattern in patterns):
+    wanted = selector(rule, patience)
+    for entry in walk(workspace, max_depth=MAX_DEPTH):
+        if not entry.is_directory and wanted(entry.path):
             yield entry
         if patience.lost:
             return
+
+
+def selector(rule: CaptureRule, patience: Patience) -> Callable[[str], bool]:
+    """Whether the rule names what is at a path."""
+    patterns = [Glob(pattern) for pattern in rule.patterns]
+
+    def wanted(path: str) -> bool:
+        if path in rule.exclude or _SECRETS.matches(path):
+            return False
+        return any(patience.matches(pattern, path) for pattern in patterns)
+
+    return wanted
 
 
 def _is_text(path: str) -> bool:

@@ -5,26 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import posixpath
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 
-from tidebox.errors import BoxGone, ExecFailed, StartupTimeout
-from tidebox.model.box import Command
-from tidebox.model.events import Exited, Output
-from tidebox.model.launch import WORKSPACE, Program
+from tidebox.errors import BoxGone, ExecFailed, StartupTimeout, TideboxError
+from tidebox.model.box import BoxSpec, Command
+from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.launch import WORKSPACE, Compilation, Program
 from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.result import ExecError, Outcome, Usage, conclude
 from tidebox.model.switch import Switch
-from tidebox.runtime.base import Box, Exec, Runner, Runtime
+from tidebox.runtime.base import NO_FILES, Box, BoxFiles, Exec, Runner, Runtime
+from tidebox.runtime.diagnostics import Diagnostics
+from tidebox.runtime.kept import KeptBoxes
 from tidebox.runtime.pool import CellKey, Pool
 from tidebox.runtime.program import encode_program
 
 # Behind the host's own clock, for the case that the host cannot keep it.
 CPU_GRACE_SECONDS = 2
 _BREATH_SECONDS = 0.001
-_NEVER_STARTED = Ending(
+# What looks for certificates when it connects; the others have read by the time they are parked whom to trust.
+_TRUST_LATER = ("python", "any")
+NEVER_STARTED = Ending(
     outcome=Outcome.CANCELLED, exit_code=None, signal=None, usage=Usage(wall_seconds=0.0), captured=None
 )
 
@@ -37,18 +42,26 @@ class Driver(Runner):
         self._pool = pool
         self._over: dict[Box, asyncio.TimerHandle] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._kept = KeptBoxes(self._close)
 
-    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None) -> Ending:
+    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None, files: BoxFiles = NO_FILES) -> Ending:
         """Run ``order``; events go to ``sink`` as they come. Raises only for failures that are not the program's."""
-        started = await self._start_in_time(order, cancel)
+        started = await self._start_in_time(order, cancel, files)
         if started is None:
-            return _NEVER_STARTED
+            return NEVER_STARTED
         box, program = started
+        if order.on_egress is not None and order.spec.egress is not None:
+            box.on_egress(order.on_egress)
         try:
-            ending = await _Watch(box, program, order, sink, cancel).ending()
+            ending = await _Watch(box, program, order, sink, cancel).ending(files)
         except BaseException:
             self._close(box)
             raise
+        # One with a compiler's directory has what boxes of other programs have not.
+        keeps = files.keep_as and order.launch.compilation is None
+        if keeps and box.features.renews and not box.gone and files.is_in(box):
+            self._kept.put(files.keep_as, self._shape(order), box)
+            return ending
         # Nothing runs in it any more, and whoever waits for the ending has the processor first.
         self._over[box] = asyncio.get_running_loop().call_later(_BREATH_SECONDS, self._close, box)
         return ending
@@ -59,7 +72,14 @@ class Driver(Runner):
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _start_in_time(self, order: Order, cancel: Switch | None) -> tuple[Box, Exec] | None:
+    def _shape(self, order: Order) -> CellKey:
+        return CellKey.of(self._runtime, order.launch.cell, order.spec).blank
+
+    def let_go(self, name: str) -> None:
+        """Close the box that is kept under a name, if there is one."""
+        self._kept.drop(name)
+
+    async def _start_in_time(self, order: Order, cancel: Switch | None, kept: BoxFiles) -> tuple[Box, Exec] | None:
         """The program in its box; None if it was cancelled before it was there."""
         limit = asyncio.timeout(order.startup_timeout)
 
@@ -71,7 +91,7 @@ class Driver(Runner):
             async with limit:
                 if cancel is not None:
                     cancel.on_set(give_up)
-                return await self._start(order)
+                return await self._start(order, kept)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -82,33 +102,75 @@ class Driver(Runner):
             return None
         raise StartupTimeout(f"the program could not be started within {order.startup_timeout:g} s", step="start")
 
-    async def _start(self, order: Order) -> tuple[Box, Exec]:
+    async def _start(self, order: Order, kept: BoxFiles) -> tuple[Box, Exec]:
         launch, limits = order.launch, order.spec.limits
-        program = launch.program
-        cpu_seconds = int(limits.timeout) + 1 + CPU_GRACE_SECONDS
-        if not launch.direct:
+        program = _with_variables(launch.program, order.spec)
+        if launch.compilation is not None:
+            return await self._start_compiler(order, launch.compilation, program, kept)
+        cpu_seconds = _cpu_seconds(limits.timeout)
+        again = await self._again(order, kept) if kept.keep_as else None
+        if again is not None:
+            with self._closing_if_failed(again):
+                await _fill(again, NO_FILES, _files_of(order, program))
+                return again, await again.exec(_command(launch.command, program, cpu_seconds))
+        key = CellKey.of(self._runtime, launch.cell, order.spec)
+        knows_trust = order.spec.has_authority and launch.cell not in _TRUST_LATER
+        if not launch.direct and not knows_trust:
             block = encode_program(program, cpu_seconds)
-            key = CellKey.of(self._runtime, launch.cell, order.spec)
-            if not order.files and order.prepare is None:
+            if launch.cell == "python" and program.mode != "exec":
+                source = program.source or order.files.get(posixpath.join(program.cwd, program.path), b"")
+                if preload := self._runtime.preload_for(order.spec.image, source):
+                    key = replace(key, preload=preload)
+            if not order.files and not kept.has_input:
                 plain = None
-                if program.mode == "exec" and not program.source:
+                if program.mode == "exec" and not program.path:
                     plain = _command(program.arguments, program, cpu_seconds)
                 started = await self._pool.take(key, limits, block, plain)
             elif (started := await self._pool.take(key, limits)) is not None:
                 box, parked = started
                 with self._closing_if_failed(box):
-                    await _fill(box, order, order.files)
+                    await _fill(box, kept, order.files)
                     await parked.write(block)
             if started is not None:
+                if order.spec.egress is not None:
+                    with self._closing_if_failed(started[0]):
+                        await started[0].allow(order.spec.egress)
                 return started
-        files = dict(order.files)
-        if program.path and program.source:
-            # What a parked process would have written.
-            files[program.path] = program.source
-        box = await self._runtime.open(order.spec)
+        # One that leads out is opened with its rules.
+        blank = await self._pool.take_blank(key, limits) if not order.spec.has_network else None
+        box = blank or await self._runtime.open(order.spec)
         with self._closing_if_failed(box):
-            await _fill(box, order, files)
+            await _fill(box, kept, _files_of(order, program))
             return box, await box.exec(_command(launch.command, program, cpu_seconds))
+
+    async def _start_compiler(
+        self, order: Order, compilation: Compilation, program: Program, kept: BoxFiles
+    ) -> tuple[Box, Exec]:
+        files = dict(order.files)
+        if program.path:
+            files[program.path] = program.source
+        box = await self._runtime.open(replace(order.spec, scratch="exec" if compilation.executes else "noexec"))
+        with self._closing_if_failed(box):
+            await _fill(box, kept, files)
+            cpu_seconds = _cpu_seconds(order.spec.limits.compile_timeout)
+            return box, await box.exec(_command(compilation.command, program, cpu_seconds))
+
+    async def _again(self, order: Order, kept: BoxFiles) -> Box | None:
+        """The box of the last run of the same session, where it has the files that this one would be given."""
+        box = self._kept.take(kept.keep_as, self._shape(order))
+        if box is None:
+            return None
+        try:
+            if kept.is_in(box):
+                await box.renew(order.spec.limits)
+                return box
+        except TideboxError:
+            pass  # a fresh one serves as well
+        except BaseException:
+            self._close(box)
+            raise
+        self._close(box)
+        return None
 
     @contextlib.contextmanager
     def _closing_if_failed(self, box: Box) -> Iterator[None]:
@@ -120,6 +182,7 @@ class Driver(Runner):
 
     async def close(self) -> None:
         """Wait until nothing of the finished executions is left."""
+        self._kept.drop_all()
         for box, timer in list(self._over.items()):
             timer.cancel()
             self._close(box)
@@ -128,25 +191,47 @@ class Driver(Runner):
 
 
 def _complete(usage: Usage, exited: Exited | None) -> Usage:
-    """Where no cgroup counts: what the agent learned when it reaped the program."""
+    """Where no cgroup counts, or not for all that is below it: what the agent learned when it reaped the program."""
     counted = exited.usage if exited is not None else None
-    if counted is None or usage.cpu_seconds is not None:
+    if counted is None:
+        return usage
+    usage = replace(usage, oom_kills=max(usage.oom_kills, counted.get("oom_kills", 0)))
+    if None not in (usage.cpu_seconds, usage.memory_peak):
         return usage
     cpu = counted.get("cpu_us")
     return replace(
         usage,
-        cpu_seconds=None if cpu is None else cpu / 1e6,
+        cpu_seconds=usage.cpu_seconds if cpu is None or usage.cpu_seconds is not None else cpu / 1e6,
         memory_peak=usage.memory_peak or counted.get("max_rss_bytes"),
     )
+
+
+def _cpu_seconds(timeout: float) -> int:
+    return int(timeout) + 1 + CPU_GRACE_SECONDS
+
+
+def _files_of(order: Order, program: Program) -> dict[str, bytes]:
+    """The files of an order, with what a parked process would have written itself; a program may be empty."""
+    files = dict(order.files)
+    if program.path and program.mode in ("exec", "script"):
+        files[program.path] = program.source
+    return files
+
+
+def _with_variables(program: Program, spec: BoxSpec) -> Program:
+    """The program with what it is to know of its way out; what it was given itself stays."""
+    if spec.egress is None or not spec.egress.environment:
+        return program
+    return replace(program, env=tuple({**spec.egress.environment, **dict(program.env)}.items()))
 
 
 def _command(argv: tuple[str, ...], program: Program, cpu_seconds: int) -> Command:
     return Command(argv=argv, env=dict(program.env), cwd=program.cwd, cpu_seconds=cpu_seconds)
 
 
-async def _fill(box: Box, order: Order, files: Mapping[str, bytes]) -> None:
-    if order.prepare is not None:
-        await order.prepare(box)
+async def _fill(box: Box, kept: BoxFiles, files: Mapping[str, bytes]) -> None:
+    if kept.has_input:
+        await kept.copy_in(box)
     if files:
         await box.put({path.removeprefix(WORKSPACE + "/"): content for path, content in files.items()})
 
@@ -162,30 +247,32 @@ class _Watch:
         self._cancel = cancel
         self._reason: Outcome | None = None
         self._not_started: ExecError | None = None
+        self._left = order.spec.limits.output
         self._stopping: asyncio.Task[None] | None = None
         self._helpers: list[asyncio.Task[None]] = []
 
-    async def ending(self) -> Ending:
-        loop = asyncio.get_running_loop()
+    async def ending(self, files: BoxFiles) -> Ending:
         started = time.monotonic()
-        timer = loop.call_later(self._order.spec.limits.timeout, self._time_out)
-        if self._order.stdin:
-            self._helpers.append(loop.create_task(self._feed(self._order.stdin)))
-        else:
-            await self._end_input()
         if self._cancel is not None:
             self._cancel.on_set(self._on_cancel)
         if self._order.kill is not None:
             self._order.kill.on_set(self._on_kill)
+        diagnostics: Diagnostics | None = None
         try:
-            exited = await self._follow()
+            if (compilation := self._order.launch.compilation) is None:
+                exited = await self._run(again=False)
+            else:
+                diagnostics = Diagnostics(compilation.diagnostic)
+                exited = await self._compile(diagnostics)
+                if exited is not None and exited.code == 0 and self._reason is None:
+                    diagnostics = None
+                    exited = await self._run(again=True)
         finally:
             # Whoever may end it later holds nothing of it.
             if self._cancel is not None:
                 self._cancel.forget(self._on_cancel)
             if self._order.kill is not None:
                 self._order.kill.forget(self._on_kill)
-            timer.cancel()
             for helper in self._helpers:
                 helper.cancel()
             await (self._stopping or self._box.stop())
@@ -195,13 +282,16 @@ class _Watch:
             raise BoxGone("the box died before its program ended")
         code, number = (exited.code, exited.signal) if exited is not None else (None, int(signal.SIGKILL))
         outcome = self._reason or conclude(exit_code=code, signal=number, oom_kills=usage.oom_kills)
-        if outcome not in (Outcome.EXITED, Outcome.SIGNALED):
+        place = None
+        if diagnostics is not None and outcome in (Outcome.EXITED, Outcome.SIGNALED):
+            # What ended was the compiler.
+            outcome, place = Outcome.COMPILE_FAILED, diagnostics.first_place()
+        if outcome not in (Outcome.EXITED, Outcome.SIGNALED, Outcome.COMPILE_FAILED):
             code = None
         captured = None
         if self._order.capture is not None:
             captured = await self._box.capture(self._order.capture)
-        if self._order.harvest is not None:
-            await self._order.harvest(self._box)
+        await files.collect(self._box)
         return Ending(
             outcome=outcome,
             exit_code=code,
@@ -209,12 +299,58 @@ class _Watch:
             usage=usage,
             captured=captured,
             not_started=self._not_started,
+            image_digest=self._box.image_digest or None,
+            place=place,
         )
 
-    def _time_out(self) -> None:
-        # A program that is over and only not read to its end was in time.
-        if not self._program.ended:
-            self._end(Outcome.TIMEOUT)
+    async def _compile(self, diagnostics: Diagnostics) -> Exited | None:
+        """Follow the compiler, which ``self._program`` is for that long."""
+
+        async def show(event: Event) -> None:
+            if isinstance(event, Output):
+                diagnostics.add(event.data)
+                # The program's own output is the program's alone.
+                event = replace(event, stream="stderr")
+            if not isinstance(event, Exited):
+                await self._sink(event)
+
+        with self._timed(self._order.spec.limits.compile_timeout, Outcome.COMPILE_TIMEOUT):
+            await self._end_input()
+            return await self._follow(show)
+
+    async def _run(self, *, again: bool) -> Exited | None:
+        """Follow the program. Where something else was started in its place, that is over, and it is started now."""
+        limits = self._order.spec.limits
+        show = self._sink
+        if again:
+            launch = self._order.launch
+            program = _with_variables(launch.program, self._order.spec)
+            self._program = await self._box.exec(_command(launch.command, program, _cpu_seconds(limits.timeout)))
+
+            async def show(event: Event) -> None:
+                # Whoever looks on was told that it started.
+                if not isinstance(event, Started):
+                    await self._sink(event)
+
+        with self._timed(limits.timeout, Outcome.TIMEOUT):
+            if self._order.stdin:
+                self._helpers.append(asyncio.get_running_loop().create_task(self._feed(self._order.stdin)))
+            else:
+                await self._end_input()
+            return await self._follow(show)
+
+    @contextlib.contextmanager
+    def _timed(self, seconds: float, outcome: Outcome) -> Iterator[None]:
+        def time_out() -> None:
+            # A program that is over and only not read to its end was in time.
+            if not self._program.ended:
+                self._end(outcome)
+
+        timer = asyncio.get_running_loop().call_later(seconds, time_out)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _end(self, reason: Outcome) -> None:
         """Kill the box; the first reason stands."""
@@ -223,29 +359,30 @@ class _Watch:
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_task(self._box.stop())
 
-    async def _follow(self) -> Exited | None:
-        left = self._order.spec.limits.output
+    async def _follow(self, show: Sink) -> Exited | None:
         try:
             async for event in self._program.events():
                 if isinstance(event, Output):
                     if self._reason is Outcome.OUTPUT_LIMIT:
                         continue
-                    if len(event.data) > left:
-                        event = replace(event, data=event.data[:left])
+                    if len(event.data) > self._left:
+                        event = replace(event, data=event.data[: self._left])
                         self._end(Outcome.OUTPUT_LIMIT)
-                    left -= len(event.data)
+                    self._left -= len(event.data)
                     if not event.data:
                         continue
-                await self._sink(event)
+                await show(event)
                 if isinstance(event, Exited):
                     return event
         except BoxGone:
             return None
         except ExecFailed as error:
-            # An interpreter that the image does not have is not the program's own failure.
-            if self._order.launch.direct or self._order.launch.program.mode != "exec":
+            launch = self._order.launch
+            cwd = launch.program.cwd if error.details.get("kind") == "bad_cwd" else None
+            # An interpreter or a compiler that the image does not have is not the program's own failure.
+            if cwd is None and (launch.direct or launch.program.mode != "exec" or launch.language):
                 raise
-            self._not_started = ExecError(self._order.launch.command[0], error.details.get("errno") or errno.EIO)
+            self._not_started = ExecError(launch.command[0], error.details.get("errno") or errno.EIO, cwd)
             return Exited(self._not_started.exit_code)
         return None
 

@@ -1,12 +1,14 @@
 """The images of the native runtime: root file systems by name, each with a digest.
 
-    <root>/names/<name>.json    which digest a name stands for
-    <root>/rootfs/<digest>/     the files, shared by all names with that digest
-    <root>/staging-*            an import under way, or what a killed one left; locked by its importer while that lives
-    <root>/lock                 held while names and root file systems change
+    <root>/names/<name>.json    which digest a name stands for, with its layers and what it preloads
+    <root>/rootfs/<digest>/     the files, shared by all names with that digest (``runtime.shelf``)
+    <root>/packages/            the layers that images have on top (``runtime.layers``)
 
 An import is unpacked in staging and appears by one rename, so that a failed one leaves nothing. Files in use (``hold``)
 outlive their name: they go with the first change after their last user.
+
+An image may be another one with layers on top. It is named, or goes by the name of that other image and the digests of
+its layers (``host+<digest>``), or, without a name, by the digest of its root file system (``sha256:<digest>``).
 
 The digest is the SHA-256 of a sorted listing of what a box will see: kind, mode and path, a file's size, time and
 content hash, a link's target. It is therefore the same however the files were packed and whoever imported them.
@@ -14,8 +16,6 @@ content hash, a link's target. It is therefore the same however the files were p
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -25,32 +25,37 @@ import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from tidebox.errors import InvalidImage, InvalidRequest, RuntimeUnavailable, UnknownImage
 from tidebox.files.tarstream import BLOCK, TarReader, decompress
+from tidebox.model.box import LAYER_MARK
+from tidebox.model.images import HOST as HOST
+from tidebox.model.packages import NO_PACKAGES, Packages
+from tidebox.model.recipes import is_imported_only, recipe_for
+from tidebox.runtime.layers import Layer, LayerStore
 from tidebox.runtime.oci import Layout
+from tidebox.runtime.shelf import DIRECTORY, Shelf, closing
 from tidebox.runtime.unpack import Unpacker, UnpackLimits
 
 IMAGES = "images"
 """Where the images of an installation are, below its data directory."""
-HOST = "host"
 ALIASES = frozenset({"python", "node", "busybox", "debian", "ubuntu", "alpine"})
 """Names people know from elsewhere; the machine's own system stands in for them unless one was imported."""
 MOUNT_POINTS = ("proc", "dev", "tmp", "workspace", "run", ".tidebox")
 """Where a box mounts something of its own on the read-only root."""
 
 MAX_NAME = 128
+_BY_DIGEST = "sha256:"
 _NAME = re.compile(r"[a-z0-9]+(?:[._/-]+[a-z0-9]+)*(?::[A-Za-z0-9_][A-Za-z0-9._-]*)?\Z")
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?\Z")
 _SUITE = re.compile(r"[a-z][a-z0-9-]*\Z")
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Of a program that builds an image and is told to end.
 _CLEAN_UP_SECONDS = 10.0
 _INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -68,6 +73,24 @@ class Image:
     size: int | None = None
     """Bytes of its regular files, None for the host."""
     imported_at: float | None = None
+    base: str | None = None
+    """The name of the image that its layers are on; None where it has no name of its own, or no layers."""
+    layers: tuple[Layer, ...] = ()
+    """Read-only, on top of the files: at most one for each language."""
+    packages: Packages = NO_PACKAGES
+    """What its layers were asked for with."""
+    preload: tuple[str, ...] = ()
+    """Modules that its programs are likely to import."""
+
+    @property
+    def root(self) -> str:
+        """The name of its files alone, without layers."""
+        return HOST if self.rootfs is None else _BY_DIGEST + self.rootfs.name
+
+    @property
+    def root_digest(self) -> str:
+        """The digest of these."""
+        return _host_image().digest if self.rootfs is None else self.root
 
 
 class ImageStore:
@@ -76,44 +99,76 @@ class ImageStore:
     def __init__(self, root: Path, limits: UnpackLimits | None = None) -> None:
         self._root = root
         self._names = root / "names"
-        self._rootfs = root / "rootfs"
+        self._shelf = Shelf(root, "rootfs")
         self._limits = limits or UnpackLimits()
+        self.layers = LayerStore(root / "packages")
 
     def resolve(self, name: str) -> Image:
-        """The image a name stands for: an imported one, else the host for its aliases."""
+        """The image a name stands for: an imported one, else the host for its aliases; with the layers it names."""
+        base, *digests = name.split(LAYER_MARK)
+        image = self._resolve(base)
+        if not digests:
+            return image
+        found = tuple(layer for digest in digests if (layer := self.layers.get(digest)) is not None)
+        if len(found) < len(digests):
+            raise UnknownImage(f"packages of {base} were removed meanwhile; ask for them again", image=base)
+        return with_layers(image, found)
+
+    def _resolve(self, name: str) -> Image:
         if name == HOST:
             return _host_image()
         if _is_name(name):
+            if name.startswith(_BY_DIGEST):
+                return self._by_digest(name)
             try:
                 return self._load(self._record_path(name))
             except FileNotFoundError:
                 if name.partition(":")[0] in ALIASES:
                     return _host_image()
-        raise UnknownImage(f"no image named {name[:MAX_NAME]!r}; see `tidebox image list`", image=name)
+                return self._by_recipe(name)
+        raise _unknown(name)
 
-    def hold(self, image: Image) -> int:
-        """A descriptor of the image's root directory; its files stay until that is closed."""
-        with self._locked():
-            try:
-                descriptor = os.open(image.rootfs or "/", _DIRECTORY)
-            except FileNotFoundError:
-                raise UnknownImage(f"image {image.name} was removed", image=image.name) from None
+    def _by_recipe(self, name: str) -> Image:
+        """The image that stands for one of this name, where it was made."""
+        recipe = recipe_for(name)
+        if recipe is None:
+            raise _unknown(name, "; import it" if is_imported_only(name) else "")
+        try:
+            return self._load(self._record_path(recipe.image))
+        except FileNotFoundError:
+            raise _unknown(name, f"; `tidebox image build --recipe {recipe.name}` makes what stands for it") from None
+
+    def _by_digest(self, digest: str) -> Image:
+        rootfs = self._shelf.place / digest.removeprefix(_BY_DIGEST)
+        if not rootfs.is_dir():
+            raise _unknown(digest)
+        return Image(digest, digest, rootfs)
+
+    def hold(self, image: Image) -> tuple[int, ...]:
+        """Descriptors of the image's directories; its files stay until these are closed."""
+        held: list[int] = []
+        try:
             if image.rootfs is not None:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-        return descriptor
+                held.append(self._shelf.hold(image.rootfs.name))
+            held += [self.layers.hold(layer) for layer in image.layers]
+        except FileNotFoundError:
+            for descriptor in held:
+                os.close(descriptor)
+            raise UnknownImage(f"image {image.name} was removed", image=image.name) from None
+        return tuple(held)
 
     def list(self) -> list[Image]:
-        """The imported images, by name."""
+        """The images that have names, by these."""
         return sorted((self._load(path) for path in self._names.glob("*.json")), key=lambda image: image.name)
 
     def import_(self, name: str, source: Path) -> Image:
         """Take a root file system from a tar archive (compressed or not), or from an OCI layout (directory or tar)."""
-        _check_importable(name)
+        check_importable(name)
         try:
             descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise InvalidRequest(f"cannot read {source}: {error.strerror}", field="source") from error
-        with _closing(descriptor), self._staging() as staging:
+        with closing(descriptor), self._shelf.staging() as staging:
             if stat.S_ISDIR(os.fstat(descriptor).st_mode):
                 self._unpack_layout(descriptor, staging)
             else:
@@ -121,9 +176,14 @@ class ImageStore:
                     self._unpack_archive(file, staging)
             return self._publish(name, staging)
 
-    def build(self, name: str, packages: Sequence[str], suite: str) -> Image:
-        """Make an image of Debian or Ubuntu packages with mmdebstrap, whose progress goes to our standard error."""
-        _check_importable(name)
+    def build(self, name: str | None, packages: Sequence[str], suite: str, made_at: int | None = None) -> Image:
+        """Make an image of Debian or Ubuntu packages with mmdebstrap, whose progress goes to our standard error.
+
+        Without a name it goes by its digest, until something else changes. With ``made_at``, seconds since the epoch,
+        no file of it is younger than that, and the same packages are the same image.
+        """
+        if name is not None:
+            check_importable(name)
         for package in packages:
             if not _PACKAGE.match(package):
                 raise InvalidRequest(f"not the name of a package: {package!r}", field="packages")
@@ -132,20 +192,58 @@ class ImageStore:
         program = shutil.which("mmdebstrap")
         if program is None:
             raise RuntimeUnavailable("building images needs mmdebstrap: sudo apt-get install -y mmdebstrap uidmap")
-        with self._staging() as staging:
+        with self._shelf.staging() as staging:
             archive = staging / "packages.tar"
             command = [program, "--variant=minbase", "--format=tar"]
             command += [f"--include={','.join(packages)}"] if packages else []
-            status = _exit_code_of([*command, "--", suite, str(archive)])
+            clock = [] if made_at is None else ["env", f"SOURCE_DATE_EPOCH={made_at}"]
+            status = _exit_code_of([*clock, *command, "--", suite, str(archive)])
             if status != 0:
                 raise InvalidImage(f"mmdebstrap could not build the image (exit code {status})")
             with archive.open("rb") as file:
                 self._unpack_archive(file, staging)
             return self._publish(name, staging)
 
+    def tag(self, name: str, base: Image, image: Image, packages: Packages, preload: Sequence[str]) -> Image:
+        """Name an image that is ``base`` with other layers on top."""
+        check_importable(name)
+        for module in preload:
+            if len(module) > MAX_NAME or not all(part.isidentifier() for part in module.split(".")):
+                raise InvalidRequest(f"not the name of a module: {module[:MAX_NAME]!r}", field="preload")
+        held = self.hold(image)
+        try:
+            record = {
+                "name": name,
+                "digest": None if image.rootfs is None else _BY_DIGEST + image.rootfs.name,
+                "size": (base.size or 0) - sum(layer.size for layer in base.layers),
+                "imported_at": time.time(),
+                "base": base.name,
+                "layers": [layer.digest for layer in image.layers],
+                "packages": {"python": packages.python, "node": packages.node},
+                "preload": list(preload),
+            }
+            with self._shelf.staging() as staging, self._shelf.locked():
+                self._name(staging, record)
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+        return self._load(self._record_path(name))
+
+    def prune(self, most_bytes: int = 0) -> Sequence[Layer]:
+        """Remove layers that no named image has, as many as it takes to keep no more than ``most_bytes`` of them."""
+        return self.layers.prune(most_bytes, self._named_layers)
+
+    def _named_layers(self) -> set[str]:
+        return {layer.digest for image in self._intact() for layer in image.layers}
+
+    def _intact(self) -> Iterator[Image]:
+        for record in self._names.glob("*.json"):
+            with suppress(InvalidImage):
+                yield self._load(record)
+
     def remove(self, name: str) -> None:
         """Forget a name, and its files unless another name has them too."""
-        with self._locked():
+        with self._shelf.locked():
             try:
                 if not _is_name(name):
                     raise FileNotFoundError
@@ -161,13 +259,26 @@ class ImageStore:
         content = path.read_bytes()
         try:
             record = json.loads(content)
-            rootfs = self._rootfs / record["digest"].removeprefix("sha256:")
-            image = Image(record["name"], record["digest"], rootfs, record["size"], record["imported_at"])
+            digest = record["digest"]
+            rootfs = None if digest is None else self._shelf.place / digest.removeprefix(_BY_DIGEST)
+            plain = Image(
+                record["name"],
+                _host_image().digest if digest is None else digest,
+                rootfs,
+                record["size"],
+                record["imported_at"],
+                record.get("base"),
+                preload=tuple(record.get("preload", ())),
+            )
+            digests = record.get("layers", [])
+            asked = record.get("packages", {})
+            packages = Packages(tuple(asked.get("python", ())), tuple(asked.get("node", ())))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidImage(f"the record {path} is damaged; remove that file and import the image again") from error
-        if not rootfs.is_dir():
-            raise InvalidImage(f"the files of image {image.name} are gone; import it again")
-        return image
+        layers = [self.layers.get(digest) for digest in digests]
+        if (rootfs is not None and not rootfs.is_dir()) or None in layers:
+            raise InvalidImage(f"the files of image {plain.name} are gone; import it again")
+        return with_layers(replace(plain, packages=packages), [layer for layer in layers if layer is not None])
 
     def _unpack_archive(self, file: Any, staging: Path) -> None:
         rootfs = staging / "rootfs"
@@ -176,7 +287,7 @@ class ImageStore:
         if not (rootfs / "oci-layout").is_symlink() and (rootfs / "oci-layout").is_file():
             layout = staging / "layout"
             rootfs.rename(layout)
-            with _closing(os.open(layout, _DIRECTORY)) as directory:
+            with closing(os.open(layout, DIRECTORY)) as directory:
                 self._unpack_layout(directory, staging)
         elif os.path.lexists(rootfs / "manifest.json") and not os.path.lexists(rootfs / "usr"):
             raise InvalidImage(
@@ -193,58 +304,46 @@ class ImageStore:
         # Each entry may add two header blocks and its padding to the bytes that count.
         return TarReader(decompress(file), self._limits.max_bytes + self._limits.max_entries * 4 * BLOCK)
 
-    def _publish(self, name: str, staging: Path) -> Image:
+    def _publish(self, name: str | None, staging: Path) -> Image:
         rootfs = staging / "rootfs"
         _add_mount_points(rootfs)
         digest, size = _fingerprint(rootfs)
         # The rename must not survive a power cut that the files did not.
         os.sync()
-        record = {"name": name, "digest": "sha256:" + digest, "size": size, "imported_at": time.time()}
-        pending = staging / "record.json"
-        pending.write_text(json.dumps(record))
-        with self._locked():
-            if not (self._rootfs / digest).exists():
-                rootfs.rename(self._rootfs / digest)
-            pending.replace(self._record_path(name))
-            self._sweep()
+        with self._shelf.locked():
+            self._shelf.put(rootfs, digest)
+            if name is None:
+                return replace(self._by_digest(_BY_DIGEST + digest), size=size)
+            record = {"name": name, "digest": _BY_DIGEST + digest, "size": size, "imported_at": time.time()}
+            self._name(staging, record)
         return self._load(self._record_path(name))
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        for directory in (self._root, self._names, self._rootfs):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _closing(os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
-    @contextlib.contextmanager
-    def _staging(self) -> Iterator[Path]:
-        with self._locked():
-            self._sweep()
-            path = Path(tempfile.mkdtemp(prefix="staging-", dir=self._root))
-            descriptor = os.open(path, _DIRECTORY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with _closing(descriptor):
-            try:
-                yield path
-            finally:
-                shutil.rmtree(path)
+    def _name(self, staging: Path, record: dict[str, Any]) -> None:
+        """Write down what a name stands for. Only while locked."""
+        pending = staging / "record.json"
+        pending.write_text(json.dumps(record))
+        self._names.mkdir(mode=0o700, exist_ok=True)
+        pending.replace(self._record_path(record["name"]))
+        self._sweep()
 
     def _sweep(self) -> None:
-        """Remove root file systems without a name and what killed imports left. Only while locked."""
-        wanted = set()
-        for record in self._names.glob("*.json"):
-            with contextlib.suppress(InvalidImage):
-                wanted.add(self._load(record).digest.removeprefix("sha256:"))
-        for unnamed in (path for path in self._rootfs.iterdir() if path.name not in wanted):
-            with _closing(os.open(unnamed, _DIRECTORY)) as descriptor:
-                if _is_unused(descriptor):
-                    # Out of the way by one rename, so that half a root file system never stands under its digest.
-                    unnamed.rename(self._root / f"staging-{unnamed.name}")
-        for leftover in self._root.glob("staging-*"):
-            with _closing(os.open(leftover, _DIRECTORY)) as descriptor:
-                if _is_unused(descriptor):
-                    shutil.rmtree(leftover)
+        """Remove root file systems without a name. Only while locked."""
+        wanted = {image.rootfs.name for image in self._intact() if image.rootfs is not None}
+        self._shelf.remove(wanted.__contains__)
+
+
+def with_layers(image: Image, layers: Sequence[Layer]) -> Image:
+    """The image with these layers on top, in place of those for the same languages."""
+    if not layers and not image.preload:
+        return image
+    languages = {layer.lock.language for layer in layers}
+    all_layers = (*(layer for layer in image.layers if layer.lock.language not in languages), *layers)
+    # Of the files alone: the digest of an image with layers is made of what it consists of.
+    root = image.rootfs.name if image.rootfs is not None else _host_image().digest
+    parts = [root, *sorted(layer.digest for layer in all_layers), *image.preload]
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    size = (image.size or 0) - sum(layer.size for layer in image.layers) + sum(layer.size for layer in all_layers)
+    return replace(image, digest=_BY_DIGEST + digest, size=size, layers=all_layers)
 
 
 def _exit_code_of(command: Sequence[str]) -> int:
@@ -269,12 +368,17 @@ def _exit_code_of(command: Sequence[str]) -> int:
         raise
 
 
+def _unknown(name: str, advice: str = "; see `tidebox image list`") -> UnknownImage:
+    return UnknownImage(f"no image named {name[:MAX_NAME]!r}{advice or '; see `tidebox image list`'}", image=name)
+
+
 def _is_name(name: str) -> bool:
     return len(name) <= MAX_NAME and _NAME.match(name) is not None
 
 
-def _check_importable(name: str) -> None:
-    if not _is_name(name):
+def check_importable(name: str) -> None:
+    """Refuse what cannot be the name of an image, or stands for another one."""
+    if not _is_name(name) or name.startswith(_BY_DIGEST):
         raise InvalidRequest(f"not a name for an image: {name[:MAX_NAME]!r} (one is like my/app:1.2)", field="name")
     if name == HOST:
         raise InvalidRequest("the name host stands for this machine's own system", field="name")
@@ -298,26 +402,10 @@ def _host_image_of(_second: int) -> Image:
     return Image(HOST, "sha256:" + marks.hexdigest(), None)
 
 
-def _is_unused(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _new_directory(path: Path) -> contextlib.AbstractContextManager[int]:
+def _new_directory(path: Path) -> AbstractContextManager[int]:
     path.mkdir()
     path.chmod(0o755)
-    return _closing(os.open(path, _DIRECTORY))
+    return closing(os.open(path, DIRECTORY))
 
 
 def _add_mount_points(rootfs: Path) -> None:
@@ -338,7 +426,7 @@ def _fingerprint(rootfs: Path) -> tuple[str, int]:
     """Digest and size of a root file system."""
     listing = hashlib.sha256()
     total = 0
-    with _closing(os.open(rootfs, _DIRECTORY)) as root:
+    with closing(os.open(rootfs, DIRECTORY)) as root:
         for path, size, entry in _listing(root, b""):
             total += size
             listing.update(path + b"\0" + entry + b"\0")
@@ -352,7 +440,7 @@ def _listing(directory: int, place: bytes) -> Iterator[tuple[bytes, int, bytes]]
         path = place + name
         if stat.S_ISDIR(status.st_mode):
             yield path, 0, f"directory {status.st_mode & 0o1777:o}".encode()
-            with _closing(os.open(name, _DIRECTORY, dir_fd=directory)) as below:
+            with closing(os.open(name, DIRECTORY, dir_fd=directory)) as below:
                 yield from _listing(below, path + b"/")
         elif stat.S_ISLNK(status.st_mode):
             yield path, 0, b"link " + os.readlink(name, dir_fd=directory)

@@ -7,15 +7,18 @@ A cell serves one program. An empty pool is no error: the same cell is then made
 cell at a time in the background, and not at all while as many programs were just started as there are processors: so
 running work is never starved by cells that may not be needed. It replaces cells that died or grew old, and never hands
 one out twice.
+
+Beside what it was told to keep, the pool keeps a few cells of what is asked for besides: other images, programs that
+want modules loaded before they start. There are as many of these guests as the settings say; the one that was not asked
+for the longest goes first. Until a guest's first cell is there its programs are served as if there were no pool.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,17 +26,21 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tidebox.errors import TideboxError
+from tidebox.machine import processors
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.limits import Limits
+from tidebox.model.runtimes import Start
 from tidebox.runtime.base import Box, Exec, Runtime
 
 if TYPE_CHECKING:
-    from tidebox.model.launch import Cell as CellKind
+    from tidebox.model.languages import Cell as CellKind
 
 # After a failed refill wait before the next attempt: a machine out of memory must not be asked in a loop.
 _RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 60.0
 _BREATH_SECONDS = 0.01
+# After so many cells of a guest ended before they were of use, it is not kept for a while.
+_MOST_FAILURES = 2
 # A program that runs longer than this is not taken for one that keeps a processor busy.
 _BUSY_SECONDS = 0.25
 
@@ -51,6 +58,12 @@ class CellKey:
     open_files: int
     file_size: int
     processes: int
+    preload: str = ""
+    """The set of modules that its program finds loaded."""
+    leads_out: bool = False
+    """Whether it can be given a way out."""
+    trusts: bool = False
+    """Whether secrets can be put into its requests then."""
 
     @classmethod
     def of(cls, runtime: Runtime, kind: CellKind, spec: BoxSpec) -> CellKey:
@@ -67,12 +80,19 @@ class CellKey:
             limits.open_files,
             limits.file_size,
             max(limits.pids, runtime.max_processes),
+            leads_out=spec.has_network,
+            trusts=spec.has_authority,
         )
 
     @property
     def blank(self) -> CellKey:
         """The key of a blank box of the same shape."""
         return replace(self, kind=None)
+
+    @property
+    def plain(self) -> CellKey:
+        """The key of a cell that serves the same programs with nothing loaded before."""
+        return replace(self, preload="")
 
     def spec(self, limits: Limits) -> BoxSpec:
         """The box this key describes, with ``limits`` for what can still be changed."""
@@ -85,7 +105,14 @@ def _spec(key: CellKey, limits: Limits) -> BoxSpec:
     fixed = replace(
         limits, workspace=key.workspace, inodes=key.inodes, open_files=key.open_files, file_size=key.file_size
     )
-    return BoxSpec(image=key.image, limits=fixed, executable=key.executable)
+    return BoxSpec(
+        image=key.image,
+        limits=fixed,
+        executable=key.executable,
+        preload=key.preload,
+        leads_out=key.leads_out,
+        trusts=key.trusts,
+    )
 
 
 @dataclass(slots=True)
@@ -114,8 +141,11 @@ class Pool:
         limits: Limits,
         max_age: float,
         limits_of: Mapping[CellKey, Limits] = MappingProxyType({}),
+        most_guests: int = 0,
+        guest_sizes: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """``once_used`` are kept only from when one of them was asked for.
+        """``once_used`` are kept only from when one of them was asked for; ``guest_sizes`` says how many cells a guest
+        has, by its kind.
 
         Cells wait under ``limits``, or those of their key: one that is asked for with the same needs no change.
         """
@@ -123,8 +153,14 @@ class Pool:
         self._sizes = dict(sizes)
         self._unused = set(once_used)
         self._limits = limits
-        self._limits_of = limits_of
+        self._limits_of = dict(limits_of)
         self._max_age = max_age
+        self._most_guests = most_guests
+        self._guest_sizes = guest_sizes
+        self._guests: OrderedDict[CellKey, None] = OrderedDict()
+        self._failures: dict[CellKey, int] = {}
+        self._warming: dict[CellKey, asyncio.Task[None]] = {}
+        self._not_before: dict[CellKey, float] = {}
         self._ready: dict[CellKey, deque[Cell]] = {key: deque() for key in sizes}
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
@@ -132,7 +168,7 @@ class Pool:
         self._keeper: asyncio.Task[None] | None = None
         self._discarding: set[asyncio.Task[None]] = set()
         self._working: list[tuple[float, Box]] = []
-        self._processors = len(os.sched_getaffinity(0))
+        self._processors = processors()
 
     def start(self) -> None:
         """Begin to fill, if that was not begun before."""
@@ -152,6 +188,26 @@ class Pool:
         """When each ready cell was made, by the monotonic clock."""
         return [cell.made for cells in self._ready.values() for cell in cells]
 
+    def starts(self) -> dict[tuple[str, str], Start]:
+        """How interpreters start now, by image and kind, of all that were kept ready or asked for lately."""
+        found: dict[tuple[str, str], Start] = {}
+        for key in (*self._sizes, *self._not_before):
+            if key.kind is None:
+                continue
+            try:
+                found[key.image, key.kind] = self._runtime.start_of(key.kind, key.image)
+            except TideboxError:
+                continue  # the image was removed
+        now = time.monotonic()
+        # What cannot be parked is started for its program until it is tried again; what ended may not be noticed yet.
+        cold = {key for key, until in self._not_before.items() if until > now and not key.preload}
+        cold |= {key for key, cells in self._ready.items() if cells and not any(cell.fit for cell in cells)}
+        return found | {(key.image, key.kind): "cold" for key in cold if key.kind is not None}
+
+    def warming(self) -> bool:
+        """Whether something is being loaded that cells will be forked from."""
+        return bool(self._warming)
+
     def parked_total(self) -> int:
         """How many cells are ready or being made."""
         return sum(map(len, self._ready.values())) + self._making
@@ -164,10 +220,9 @@ class Pool:
         Where no interpreter is parked and the program is a ``plain`` command, that is started instead of one. None
         where its interpreter cannot be parked at all.
         """
-        if key in self._unused:
-            self._unused.discard(key)
-            self._full.clear()
-            self._wake.set()
+        self.want(key, limits)
+        if key.preload and not self._runtime.is_warm(key.spec(limits)):
+            key = key.plain
         while (cell := self._pop(key)) is not None:
             if (parked := await self._hand_over(cell, limits, None, first_input)) is not None:
                 return cell.box, parked
@@ -184,6 +239,76 @@ class Pool:
         box.on_gone(self._on_gone)
         self._taken(box)
         return box, box.first
+
+    async def take_blank(self, key: CellKey, limits: Limits) -> Box | None:
+        """A box of that shape in which nothing was started, where one is ready."""
+        while (cell := self._pop(key.blank)) is not None:
+            try:
+                await cell.box.adjust(limits)
+            except TideboxError:
+                self._discard(cell)
+                continue
+            except BaseException:
+                self._discard(cell)
+                raise
+            self._taken(cell.box)
+            return cell.box
+        return None
+
+    def want(self, key: CellKey, limits: Limits) -> None:
+        """Somebody asked for one: from now on there are some, where that is not so anyway."""
+        if key in self._unused:
+            self._unused.discard(key)
+        elif key in self._guests:
+            self._guests.move_to_end(key)
+            return
+        elif key in self._sizes or not self._most_guests or self._keeper is None:
+            return
+        elif key.kind is not None and self._parking(key) is None:
+            # Its programs are started by their own commands, for which a box without an interpreter is ready.
+            self.want(key.blank, limits)
+            return
+        else:
+            size = self._guest_sizes.get(key.kind or "", 0)
+            if not size or self._not_before.get(key, 0.0) > time.monotonic():
+                return
+            self._guests[key] = None
+            self._sizes[key] = size
+            self._limits_of[key] = limits
+            self._ready.setdefault(key, deque())
+            while len(self._guests) > self._most_guests:
+                self._dismiss(next(iter(self._guests)))
+        self._full.clear()
+        self._wake.set()
+
+    def _dismiss(self, key: CellKey) -> None:
+        del self._guests[key], self._sizes[key], self._limits_of[key]
+        for cell in self._ready.pop(key):
+            self._discard(cell)
+
+    def _warm(self, key: CellKey) -> None:
+        """Have ready what the cells of a guest are made from; nothing else waits for that."""
+        if key in self._warming or self._not_before.get(key, 0.0) > time.monotonic():
+            return
+
+        async def warm() -> None:
+            try:
+                await self._runtime.warm(key.spec(self._limits))
+                self._not_before.pop(key, None)
+            except TideboxError:
+                # What cannot be had now is not asked for all the time; its programs are served without.
+                self._not_now(key)
+            finally:
+                del self._warming[key]
+                self._wake.set()
+
+        self._warming[key] = asyncio.get_running_loop().create_task(warm(), name="warm")
+
+    def _not_now(self, key: CellKey) -> None:
+        """Keep none of these for a while."""
+        now = time.monotonic()
+        self._not_before = {other: until for other, until in self._not_before.items() if until > now}
+        self._not_before[key] = now + _LONGEST_RETRY_SECONDS
 
     async def _hand_over(self, cell: Cell, limits: Limits, command: Command | None, first_input: bytes) -> Exec | None:
         """What is parked in a cell, or ``command`` started in a blank one; None where the cell is of no use."""
@@ -223,19 +348,29 @@ class Pool:
         return self._working[0][0] - since
 
     def _pop(self, key: CellKey) -> Cell | None:
-        ready = self._ready.get(key)
-        while ready:
+        while ready := self._ready.get(key):
             cell = ready.popleft()
             self._full.clear()
             self._wake.set()
             if cell.fit:
+                self._failures.pop(key, None)
                 return cell
             self._discard(cell)
+            if not cell.box.gone:
+                self._note_failure(key)
         return None
+
+    def _note_failure(self, key: CellKey) -> None:
+        """What was parked ended by itself: the image has no such interpreter, or none that can be parked."""
+        self._failures[key] = self._failures.get(key, 0) + 1
+        if self._failures[key] >= _MOST_FAILURES and key in self._guests:
+            del self._failures[key]
+            self._not_now(key)
+            self._dismiss(key)
 
     def _parking(self, key: CellKey, at_once: bool = False) -> Command | None:
         assert key.kind is not None
-        return self._runtime.parking(key.kind, key.image, at_once)
+        return self._runtime.parking(key.kind, key.image, at_once, key.preload)
 
     async def _keep(self) -> None:
         pause = _RETRY_SECONDS
@@ -244,7 +379,8 @@ class Pool:
             key = self._missing()
             if key is None:
                 self._wake.clear()
-                self._full.set()
+                if not self._warming:
+                    self._full.set()
                 with contextlib.suppress(TimeoutError):
                     # Not wait_for: up to Python 3.11 it may swallow a cancellation.
                     async with asyncio.timeout(self._next_expiry()):
@@ -263,7 +399,11 @@ class Pool:
                 first = None if key.kind is None else self._parking(key)
                 limits = self._limits_of.get(key, self._limits)
                 box = await self._runtime.open(key.spec(limits), first=first, spare=True)
-                self._ready[key].append(Cell(box, box.first, time.monotonic()))
+                cell = Cell(box, box.first, time.monotonic())
+                if key in self._ready:
+                    self._ready[key].append(cell)
+                else:
+                    self._discard(cell)  # a guest that was dismissed meanwhile
                 box.on_gone(self._on_gone)
                 pause = _RETRY_SECONDS
             except TideboxError:
@@ -276,16 +416,23 @@ class Pool:
 
     def _missing(self) -> CellKey | None:
         """Of what there are too few."""
-        kept = ((key, size) for key, size in self._sizes.items() if key not in self._unused)
-        return next((key for key, size in kept if len(self._ready[key]) < size), None)
+        for key, size in self._sizes.items():
+            if key in self._unused or len(self._ready[key]) >= size:
+                continue
+            if self._runtime.is_warm(key.spec(self._limits)):
+                return key
+            self._warm(key)
+        return None
 
     def _replace_unfit(self) -> None:
         oldest = time.monotonic() - self._max_age
-        for cells in self._ready.values():
+        for key, cells in list(self._ready.items()):
             for cell in list(cells):
                 if not cell.fit or cell.made < oldest:
                     cells.remove(cell)
                     self._discard(cell)
+                    if not cell.fit and not cell.box.gone:
+                        self._note_failure(key)
 
     def _next_expiry(self) -> float | None:
         times = [cells[0].made for cells in self._ready.values() if cells]
@@ -302,6 +449,9 @@ class Pool:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
+        for task in list(self._warming.values()):
+            task.cancel()
+        await asyncio.gather(*self._warming.values(), return_exceptions=True)
         for cells in self._ready.values():
             while cells:
                 self._discard(cells.popleft())

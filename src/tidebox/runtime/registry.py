@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 
 from tidebox.errors import RuntimeUnavailable
 from tidebox.model.runtimes import Report, RuntimeInfo
 from tidebox.runtime.base import Runtime
 
-RUNTIMES: Mapping[str, str] = {"native": "tidebox.runtime.native.runtime:NativeRuntime"}
+RUNTIMES: Mapping[str, str] = {
+    "native": "tidebox.runtime.native.runtime:NativeRuntime",
+    "docker": "tidebox.runtime.docker.runtime:DockerRuntime",
+}
 """Where the class of a runtime is; loaded when it is first used."""
-_ABSENT = {"docker": "container", "gvisor": "container", "firecracker": "microvm", "qemu": "microvm"}
+_BOUNDARIES = {
+    "native": "namespaces",
+    "docker": "container",
+    "gvisor": "user_kernel",
+    "firecracker": "microvm",
+    "qemu": "microvm",
+}
+_LINUX_ONLY = frozenset({"native"})
+
+
+def usable() -> tuple[str, ...]:
+    """The names of the runtimes that there are on a machine like this."""
+    return tuple(name for name in RUNTIMES if name not in _LINUX_ONLY or sys.platform == "linux")
 
 
 def load(name: str) -> type[Runtime]:
     """The class of a runtime; raises ``RuntimeUnavailable`` where there is none of that name."""
-    if name not in RUNTIMES:
-        raise RuntimeUnavailable(_absence(name[:32]), runtime=name[:32], available=False, suggested=list(RUNTIMES))
+    if name not in usable():
+        raise RuntimeUnavailable(_absence(name[:32]), runtime=name[:32], available=False, suggested=list(usable()))
     module, _, attribute = RUNTIMES[name].partition(":")
     found: type[Runtime] = getattr(importlib.import_module(module), attribute)
     return found
@@ -38,13 +54,21 @@ def describe(runtime: Runtime, report: Report) -> RuntimeInfo:
     )
 
 
-def absent() -> tuple[RuntimeInfo, ...]:
-    """What clients are told of the runtimes that this server does not have."""
+def known() -> tuple[RuntimeInfo, ...]:
+    """What clients are told of every runtime before any was probed: of those that there are that they work."""
+    names = dict.fromkeys((*RUNTIMES, *_BOUNDARIES))
     return tuple(
-        RuntimeInfo(name=name, available=False, boundary=boundary, reason=_absence(name))
-        for name, boundary in _ABSENT.items()
+        RuntimeInfo(
+            name=name,
+            available=name in usable(),
+            boundary=_BOUNDARIES.get(name) or load(name).boundary,
+            reason=None if name in usable() else _absence(name),
+        )
+        for name in names
     )
 
 
 def _absence(name: str) -> str:
+    if name in _LINUX_ONLY:
+        return f"the {name} runtime needs Linux"
     return f"this server has no {name} runtime"

@@ -285,6 +285,10 @@ def _listen(path: Path) -> socket.socket:
 
 def _bind(listener: socket.socket, path: Path) -> None:
     """Bind to ``path``, however long it is: the address of a socket has room for a hundred characters only."""
+    if not hasattr(os, "O_PATH"):
+        # Only Linux has a way round that.
+        listener.bind(str(path))
+        return
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         listener.bind(f"/proc/self/fd/{directory}/{path.name}")

@@ -26,11 +26,11 @@ _READ_ONLY_PROC = steps.prepare([["read_only", "/proc"]])
 class AgentBoxes:
     """The boxes of one template."""
 
-    def __init__(self, sock: _socket.socket, epoll: select.epoll, two_ids: bool) -> None:
+    def __init__(self, sock: _socket.socket, epoll: select.epoll, two_ids: bool, egress: bool) -> None:
         self._sock = sock
         self._epoll = epoll
         self._two_ids = two_ids
-        self._networks = Networks()
+        self._networks = Networks(egress)
 
     @property
     def patience(self) -> float | None:
@@ -44,19 +44,19 @@ class AgentBoxes:
     def open(self, order: BoxOrder) -> None:
         """Make a box; OSError if that fails."""
         # A clone inherits the network this process stands in.
-        self._networks.enter()
+        outward_ends = self._networks.enter()
         gate_read, gate_write = os.pipe()
         try:
             pid, pidfd = sys_.clone(_NAMESPACES, order.cgroup_directory)
             if pid == 0:
-                self._run(order, gate_read)
+                self._run(order, gate_read, outward_ends)
             self._epoll.register(pidfd, select.EPOLLIN)
             # If this fails, the child finds the gate closed and goes away by itself.
             ids.map_box(pid, order.number, self._two_ids)
             os.write(gate_write, b"+")
         finally:
-            os.close(gate_read)
-            os.close(gate_write)
+            for descriptor in (gate_read, gate_write, *outward_ends):
+                os.close(descriptor)
         for descriptor in order.descriptors:
             os.close(descriptor)
 
@@ -72,13 +72,13 @@ class AgentBoxes:
         self._epoll.unregister(fd)
         os.close(fd)
 
-    def _run(self, order: BoxOrder, gate: int) -> NoReturn:
+    def _run(self, order: BoxOrder, gate: int, outward_ends: list[int]) -> NoReturn:
         """Never returns: ends as the agent, or reports the failing step and exits."""
         status = 1
         try:
             agent = order.shape.agent
             assert agent is not None
-            if _set_up(self._sock, order, gate, self._two_ids):
+            if _set_up(self._sock, order, gate, outward_ends, self._two_ids):
                 status = agent.serve()
         except steps.StepFailed as error:
             self.refuse(order, error)
@@ -86,7 +86,7 @@ class AgentBoxes:
             os._exit(status)
 
 
-def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> bool:
+def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, outward_ends: list[int], two_ids: bool) -> bool:
     """Whether the box stands: not when the template gave it up."""
     for descriptor in order.attach:
         try:
@@ -107,6 +107,8 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
         raise steps.StepFailed("become init", error) from error
     confine.bound_init(two_ids)
     steps.run(order.shape.steps)
+    if order.own_steps:
+        steps.execute(order.own_steps)
     setup = order.shape.setup
     if order.leaf_directories:
         setup.leaves = leaves = Leaves(order.leaf_directories, order.cgroup_version)
@@ -122,7 +124,7 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, two_ids: bool) -> 
     # Here, once: every program of the box inherits it. What it may not change any more is set before.
     resource.setrlimit(*confine.NO_CORE)
     sys_.make(order.shape.load_filter, "seccomp")
-    channel.send_packed(sock, order.announcement, (os.pidfd_open(os.getpid()), workspace))
+    channel.send_packed(sock, order.announcement, (os.pidfd_open(os.getpid()), workspace, *outward_ends))
     _close_all_but(sorted([*order.ends, *order.leaf_directories, setup.oom_score_fd]))
     return True
 

@@ -30,11 +30,13 @@ _FLAGS_FIELD, _LEAVING = 6, 4
 class Hull:
     """One of them, known by its init."""
 
-    __slots__ = ("pid", "pidfd")
+    __slots__ = ("pid", "pidfd", "outward_ends")
 
-    def __init__(self, pid: int, pidfd: int) -> None:
+    def __init__(self, pid: int, pidfd: int, outward_ends: list[int]) -> None:
         self.pid = pid
         self.pidfd = pidfd
+        self.outward_ends = outward_ends
+        """By which its network leads outward, if it does; until its box has them."""
 
     def sink(self) -> None:
         """Kill it, and with it everything that is in it."""
@@ -43,6 +45,13 @@ class Hull:
         except ProcessLookupError:
             pass
         os.close(self.pidfd)
+        self.give_away()
+
+    def give_away(self) -> None:
+        """Its box has what leads outward."""
+        for descriptor in self.outward_ends:
+            os.close(descriptor)
+        self.outward_ends = []
 
     def is_dead(self) -> bool:
         """Whether its init is dead or about to be: whatever failed, another hull may serve."""
@@ -64,11 +73,11 @@ class Hull:
 class Hulls:
     """The template's end of the process that makes them; ``maker`` is readable when that is dead."""
 
-    def __init__(self) -> None:
+    def __init__(self, egress: bool) -> None:
         self._sock, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         pid = os.fork()
         if not pid:
-            _make_hulls(theirs)
+            _make_hulls(theirs, egress)
         theirs.close()
         self.maker = os.pidfd_open(pid)
         self._poll = select.poll()
@@ -87,14 +96,14 @@ class Hulls:
         message, descriptors = received
         if not descriptors:
             raise OSError(message["errno"], os.strerror(message["errno"]))
-        return Hull(message["pid"], descriptors[0])
+        return Hull(message["pid"], descriptors[0], descriptors[1:])
 
 
 class MakerDied(Exception):
     """There will be no more hulls."""
 
 
-def _make_hulls(sock: _socket.socket) -> NoReturn:
+def _make_hulls(sock: _socket.socket, egress: bool) -> NoReturn:
     """Keep some ready, until the template is gone."""
     status = 1
     try:
@@ -116,7 +125,7 @@ def _make_hulls(sock: _socket.socket) -> NoReturn:
                 refused = False
                 continue
             try:
-                _make_hull(sock)
+                _make_hull(sock, egress)
             except (OSError, steps.StepFailed) as error:
                 # The machine is full: no reason to die, for that would end the boxes there are.
                 refused = True
@@ -129,12 +138,19 @@ def _make_hulls(sock: _socket.socket) -> NoReturn:
         os._exit(status)
 
 
-def _make_hull(sock: _socket.socket) -> None:
-    networks.enter_new()
-    hull = Hull(*sys_.clone_sleeper(_MADE))
+def _make_hull(sock: _socket.socket, egress: bool) -> None:
+    outward_ends = networks.enter_new(egress)
     try:
-        channel.send_order(sock, {"pid": hull.pid}, (hull.pidfd,))
+        pid, pidfd = sys_.clone_sleeper(_MADE)
+    except OSError:
+        for descriptor in outward_ends:
+            os.close(descriptor)
+        raise
+    hull = Hull(pid, pidfd, outward_ends)
+    try:
+        channel.send_order(sock, {"pid": hull.pid}, (hull.pidfd, *outward_ends))
     except OSError:
         hull.sink()
         raise
     os.close(hull.pidfd)
+    hull.give_away()

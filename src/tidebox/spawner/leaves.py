@@ -9,34 +9,11 @@ from __future__ import annotations
 import os
 
 from tidebox.spawner.cgroups import AGENT_LEAF, SOCKET_MEMORY
+from tidebox.spawner.counters import counters_in, read, values_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional
-
-    # Where it is, what it tells, in which file, after which key, and what it is divided by.
-    _Counter = tuple[int, str, str, Optional[str], int]
-
-_COUNTERS = (
-    ("cpu_us", "cpuacct.usage", None, 1000),
-    ("cpu_us", "cpu.stat", "usage_usec", 1),
-    ("memory_peak_bytes", "memory.max_usage_in_bytes", None, 1),
-    ("memory_peak_bytes", "memory.peak", None, 1),
-    ("pids_peak", "pids.peak", None, 1),
-    ("oom_kills", "memory.oom_control", "oom_kill", 1),
-    ("oom_kills", "memory.events", "oom_kill", 1),
-)
-
-
-def _read(directory: int, path: str) -> str | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
-    except OSError:
-        return None
-    try:
-        return os.read(fd, 65536).decode("ascii", "replace")
-    finally:
-        os.close(fd)
+    from tidebox.spawner.counters import Counter
 
 
 def _write(directory: int, path: str, value: bytes) -> None:
@@ -55,8 +32,8 @@ class Leaves:
         self._version = version
         self._next = 0
         self._leftover: set[int] = set()
-        self._counters: list[_Counter] | None = None
-        limits = {directory: _read(directory, SOCKET_MEMORY) for directory in directories}
+        self._counters: list[Counter] | None = None
+        limits = {directory: read(directory, SOCKET_MEMORY) for directory in directories}
         self._socket_memory = {directory: limit.encode() for directory, limit in limits.items() if limit is not None}
 
     def settle(self) -> None:
@@ -96,7 +73,7 @@ class Leaves:
                 pass  # before Linux 5.14
         # A fork bomb outruns one pass; each pass can only leave what was born during it.
         for _ in range(100):
-            pids = (_read(self._directories[0], f"e{number}/cgroup.procs") or "").split()
+            pids = (read(self._directories[0], f"e{number}/cgroup.procs") or "").split()
             if not pids:
                 return
             for pid in pids:
@@ -109,17 +86,8 @@ class Leaves:
         """What the leaf has used: cpu_us, memory_peak_bytes, pids_peak, oom_kills, as far as the kernel counts it."""
         if self._counters is None:
             # Which files there are is the kernel's choice, and the same for every leaf.
-            everywhere = [(directory, *counter) for directory in self._directories for counter in _COUNTERS]
-            self._counters = [found for found in everywhere if _read(found[0], f"e{number}/{found[2]}") is not None]
-        usage = {}
-        for directory, name, file, key, divisor in self._counters:
-            text = _read(directory, f"e{number}/{file}") or ""
-            if key is not None:
-                lines = [line.split() for line in text.splitlines()]
-                text = next((words[1] for words in lines if words[0] == key), "")
-            if text.strip().isdigit():
-                usage[name] = int(text) // divisor
-        return usage
+            self._counters = counters_in(self._directories, f"e{number}/")
+        return values_of(self._counters, f"e{number}/")
 
     def remove(self, number: int) -> None:
         """Remove the leaf as soon as its last process is gone."""

@@ -14,7 +14,7 @@ import resource
 import select
 
 from tidebox.agent import child
-from tidebox.spawner import cgroups, channel, devices, ids, sweeping, syscalls, template
+from tidebox.spawner import cgroups, channel, devices, ids, outward, sweeping, syscalls, template
 from tidebox.spawner.steps import StepFailed
 
 TYPE_CHECKING = False
@@ -57,6 +57,8 @@ class Spawner:
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         self._templates: dict[str, template.Template] = {}
         self._names: dict[int, str] = {}
+        self._preloading: dict[str, int] = {}
+        """Templates that load modules, and the request that each answers by that."""
         self._boxes: dict[str, _Box] = {}
         self._spares: list[cgroups.Leaf] = []
         self._refused = False
@@ -81,7 +83,10 @@ class Spawner:
         self._operations: dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any] | None]] = {
             "ping": lambda message, descriptors: {},
             "facts": self._facts,
+            "egress": self._egress,
             "template": self._template,
+            "preload": self._preload,
+            "discard": self._discard,
             "shape": self._shape,
             "open": self._open,
             "limit": self._limit,
@@ -215,14 +220,47 @@ class Spawner:
             "devices": self._makes_devices,
         }
 
+    def _egress(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Whether networks can lead outward here."""
+        outward.try_out()
+        return {}
+
     def _template(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         name = message["name"]
         if name not in self._templates:
-            made = template.start(message["plan"], message["overlays"], self._uid_base, message["agent"], self._adopt)
+            made = template.start(
+                message["plan"],
+                message["overlays"],
+                self._uid_base,
+                message["agent"],
+                message["egress"],
+                self._adopt,
+            )
             self._templates[name] = made
             self._names[made.sock.fileno()] = name
             self._epoll.register(made.sock.fileno(), select.EPOLLIN)
         return {"overlay_errno": self._templates[name].overlay_errno}
+
+    def _preload(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+        """Answered when the template has done it, and others are served meanwhile."""
+        name = message["template"]
+        if name not in self._templates:
+            return {"failed": "template", "errno": 0, "text": "it died"}
+        preloaded = self._templates[name].preloaded
+        if preloaded is not None:
+            return preloaded
+        if name in self._preloading:
+            return {"failed": "template", "errno": errno.EBUSY, "text": "it is loading"}
+        order = {"preload": message["modules"], "stage": message["stage"], "root": message["root"]}
+        channel.send_order(self._templates[name].sock, order)
+        self._preloading[name] = message["id"]
+        return None
+
+    def _discard(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """End a template, and with it what is left of its boxes."""
+        if message["template"] in self._templates:
+            self._template_died(message["template"])
+        return {}
 
     def _adopt(self, pid: int) -> None:
         if self._cgroups is not None:
@@ -267,6 +305,7 @@ class Spawner:
             "number": number,
             "shape": message["shape"],
             "builtin": message["builtin"],
+            "own_steps": message["own_steps"],
             "cgroup": self._cgroups.version if leaf is not None and self._cgroups is not None else 0,
             "leaves": len(delegated),
             "devices": self._makes_devices,
@@ -305,6 +344,11 @@ class Spawner:
             self._template_died(name)
             return
         message, descriptors = received
+        if name in self._preloading:
+            # It has no boxes yet: that is all it can have to say.
+            self._templates[name].preloaded = message
+            channel.send(self._sock, {**message, "re": self._preloading.pop(name)})
+            return
         box = self._boxes.get(message["box"])
         if box is None or box.request is None:
             for descriptor in descriptors:
@@ -312,9 +356,9 @@ class Spawner:
         elif "failed" in message:
             self._fail_open(message["box"], str(message["failed"]), int(message["errno"]), str(message["text"]))
         else:
-            # From the box itself: a descriptor of its init, and one of its workspace.
+            # From the box itself: a descriptor of its init, one of its workspace, and what leads outward.
             try:
-                channel.send(self._sock, box.answer(box.request), (descriptors[0], descriptors[1]))
+                channel.send(self._sock, box.answer(box.request), tuple(descriptors))
                 box.request = None
             except OSError as error:
                 if error.errno != errno.ETOOMANYREFS:
@@ -344,6 +388,9 @@ class Spawner:
 
     def _template_died(self, name: str) -> None:
         item = self._templates.pop(name)
+        if name in self._preloading:
+            told = {"failed": "template", "errno": 0, "text": "it died over what it was to load"}
+            channel.send(self._sock, {"re": self._preloading.pop(name), **told})
         del self._names[item.sock.fileno()]
         self._epoll.unregister(item.sock.fileno())
         for entry in self._boxes.values():
@@ -408,9 +455,17 @@ def _allow_together() -> dict[str, int | None]:
     return allowed
 
 
+def _allow_descriptors() -> None:
+    """Have as many as there may be, here and in templates: a few of every box are held, and as many may be on the way,
+    counted with those that programs of the same user send each other. Whoever closes them knows the highest."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, child.HIGHEST_DESCRIPTOR), most))
+
+
 def main(descriptor: int) -> None:
     """Run the spawner on the inherited socket ``descriptor``."""
     os.set_inheritable(descriptor, False)
+    _allow_descriptors()
     # Whatever this process inherited, programs do not: nohup and shells in the background have signals ignored. And who
     # ignores the ends of its children is not told of them.
     syscalls.reset_hidden_signals()

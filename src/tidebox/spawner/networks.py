@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from tidebox.spawner import steps
+from tidebox.spawner import outward, steps
 from tidebox.spawner import syscalls as sys_
 
 SPARE = 4
@@ -27,10 +27,14 @@ _SET_UP = steps.prepare(
 )
 
 
-def enter_new() -> None:
-    """Stand in a network that was never used; whatever is cloned inherits it."""
+def enter_new(egress: bool) -> list[int]:
+    """Stand in a network that was never used; whatever is cloned inherits it.
+
+    With ``egress`` it leads outward, and the descriptors by which it does are returned.
+    """
     sys_.unshare(sys_.CLONE_NEWNET)
     steps.run(_SET_UP)
+    return outward.set_up() if egress else []
 
 
 def patience(ready: int) -> float | None:
@@ -43,8 +47,9 @@ def patience(ready: int) -> float | None:
 class Networks:
     """Some, kept ready."""
 
-    def __init__(self) -> None:
-        self._ready: list[int] = []
+    def __init__(self, egress: bool) -> None:
+        self._egress = egress
+        self._ready: list[tuple[int, list[int]]] = []
         self._refused = False
 
     @property
@@ -60,16 +65,17 @@ class Networks:
             self._refused = True
 
     def _make(self) -> None:
-        enter_new()
-        self._ready.append(os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+        outward_ends = enter_new(self._egress)
+        self._ready.append((os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC), outward_ends))
 
-    def enter(self) -> None:
-        """Stand in one that was never used."""
+    def enter(self) -> list[int]:
+        """Stand in one that was never used; the descriptors by which it leads outward, if it does."""
         self._refused = False
         if not self._ready:
             self._make()
-        network = self._ready.pop()
+        network, outward_ends = self._ready.pop()
         try:
             sys_.enter_namespace(network, sys_.CLONE_NEWNET)
         finally:
             os.close(network)
+        return outward_ends

@@ -17,7 +17,11 @@ class Shape:
     """What boxes of one kind have in common, told to the template once and decoded before they are cloned."""
 
     def __init__(
-        self, message: dict[str, Any], make_agent: Callable[[Setup, dict[str, Any]], Agent] | None, two_ids: bool
+        self,
+        message: dict[str, Any],
+        make_agent: Callable[[Setup, dict[str, Any]], Agent] | None,
+        two_ids: bool,
+        egress: bool,
     ) -> None:
         """``make_agent`` is None in a template whose boxes have none."""
         self.steps = steps.prepare(message["plan"])
@@ -32,7 +36,7 @@ class Shape:
         )
         # Made here, once: a box inherits it and only adds its descriptors.
         self.agent = None if make_agent is None else make_agent(self.setup, message)
-        self.single = Single(self.setup, message, self.steps, two_ids)
+        self.single = Single(self.setup, message, self.steps, two_ids, egress)
 
 
 class BoxOrder:
@@ -54,6 +58,8 @@ class BoxOrder:
         self.announcement: bytes = message["announcement"]
         # The name and arguments of the builtin that its program is, where that is known.
         self.builtin: list[str] | None = message["builtin"]
+        # What is done in this box alone, when it stands on its root.
+        self.own_steps: list[list[Any]] = message["own_steps"]
         self._fixed = 4 if shape.agent is None else 1
         self._devices = self._fixed if message["devices"] else None
         self._cgroup = self._fixed + message["devices"]

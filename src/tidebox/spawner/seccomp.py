@@ -109,7 +109,8 @@ _NOTHING_TO_DO = "sync syncfs"
 _NEW_NAMESPACES = 0x7E020000
 # A child for the parent of the program, which is outside the box and would have to wait for it.
 _CLONE_PARENT = 0x8000
-_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
+REFUSED_CLONES = _NEW_NAMESPACES | _CLONE_PARENT
+FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 _SOCKET_TYPE = 0xF
 _SOCK_DCCP = 6  # this and above: DCCP, and SOCK_PACKET, by which AF_INET turns into AF_PACKET
 _PROTOCOLS = (0, 1, 6, 17, 58)  # default, ICMP (also AF_UNIX for itself), TCP, UDP, ICMPv6: others load kernel modules
@@ -154,14 +155,14 @@ def _argument(index: int, upper: bool = False) -> int:
 
 def _clone(program: Assembler) -> None:
     program.load(_argument(0))
-    program.jump(ANY_BIT, _NEW_NAMESPACES | _CLONE_PARENT, fail(errno.EPERM), ALLOW)
+    program.jump(ANY_BIT, REFUSED_CLONES, fail(errno.EPERM), ALLOW)
 
 
 def _socket(program: Assembler) -> None:
     program.load(_argument(0))
-    for family in _FAMILIES[:-1]:
+    for family in FAMILIES[:-1]:
         program.jump(EQUAL, family, "socket type")
-    program.jump(EQUAL, _FAMILIES[-1], None, fail(errno.EAFNOSUPPORT))
+    program.jump(EQUAL, FAMILIES[-1], None, fail(errno.EAFNOSUPPORT))
     program.label("socket type")
     program.load(_argument(1))
     program.mask(_SOCKET_TYPE)
@@ -322,6 +323,16 @@ def rules(nested: bool) -> tuple[tuple[str, Rule], ...]:
         ("prctl", _prctl(nested)),
         ("seccomp", _seccomp(nested)),
     )
+
+
+def allowed() -> list[str]:
+    """The calls that are let through whatever their arguments, or answered as if they were."""
+    return [*_ALLOWED.split(), *_NOTHING_TO_DO.split()]
+
+
+def absent() -> list[str]:
+    """The calls that are refused as an old kernel would."""
+    return _ABSENT.split()
 
 
 def build_filter(machine: str, nested: bool = False) -> bytes:

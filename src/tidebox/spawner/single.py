@@ -23,11 +23,11 @@ import marshal
 import os
 import resource
 import select
-from struct import Struct
+from struct import Struct, pack
 
 from tidebox.agent import child
 from tidebox.agent.users import User
-from tidebox.spawner import channel, confine, ids, steps
+from tidebox.spawner import channel, confine, ids, outward, steps
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.hulls import JOINABLE, Hull, Hulls, MakerDied
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 # How a program ended: its wait status, cpu time, most memory. One that never began tells itself, as ``child`` does.
 _REPORT = Struct("=iqq")
 _ORDER_SIZE = Struct("=I")
-_PAIR = Struct("2i")
 _LARGEST_SIGNAL = 4096
 # How many hulls are taken for one box where they are found dead: more than are kept ready.
 _MOST_HULLS = 8
@@ -51,16 +50,26 @@ _MOST_HULLS = 8
 class Single:
     """What all boxes of one shape have in common, and their programs unless their order says otherwise."""
 
-    def __init__(self, setup: Setup, message: dict[str, Any], shaping: list[Prepared], two_ids: bool) -> None:
+    def __init__(
+        self, setup: Setup, message: dict[str, Any], shaping: list[Prepared], two_ids: bool, egress: bool
+    ) -> None:
         """``shaping`` is what makes a box of this shape of the namespaces of a hull."""
         self.setup = setup
         self._env = {name.encode(): value.encode() for name, value in message["env"]}
         rlimits = {name: child.rlimit(name, value, value) for name, value in message["rlimits"]}
-        self.set_up = [*_changing_user(two_ids), *_bounding(), *shaping, *_becoming_plain(rlimits)]
-        self.set_up += _confining(message["nested_filters"])
+        descriptors = rlimits.pop("nofile")
+        self.set_up = [*_changing_user(two_ids), *_bounding(), *shaping]
         """Done in every hull, by the process that becomes the program."""
+        self.settle = [
+            _allowing_descriptors(descriptors),
+            *_becoming_plain(rlimits),
+            *_confining(message["nested_filters"], egress),
+        ]
+        """Done after that."""
+        self.narrow = [_limiting("nofile", descriptors)]
+        """Done last, when it has told that it stands."""
         if self._env != setup.environment:
-            self.set_up.append(("set the environment", child.replace_environment, (self._env,)))
+            self.settle.append(("set the environment", child.replace_environment, (self._env,)))
         self._user = User(ids.USER_UID, ids.USER_UID, None)
 
     def await_order(self) -> child.Start | None:
@@ -106,10 +115,10 @@ class _Box:
 class SingleBoxes:
     """The boxes of one template."""
 
-    def __init__(self, epoll: select.epoll, two_ids: bool) -> None:
+    def __init__(self, epoll: select.epoll, two_ids: bool, egress: bool) -> None:
         self._epoll = epoll
         self._two_ids = two_ids
-        self._hulls = Hulls()
+        self._hulls = Hulls(egress)
         self._watched: dict[int, Callable[[], None]] = {}
         epoll.register(self._hulls.maker, select.EPOLLIN)
         self._oom_score = _OomScore()
@@ -143,6 +152,7 @@ class SingleBoxes:
             try:
                 ids.map_box(hull.pid, order.number, self._two_ids)
                 pid, program = self._clone(order, hull)
+                hull.give_away()
                 return _Box(order.descriptors[0], hull, pid, program)
             except OSError:
                 # Somebody may have killed it, while it waited or just now.
@@ -154,7 +164,7 @@ class SingleBoxes:
 
     def _clone(self, order: BoxOrder, hull: Hull) -> tuple[int, int]:
         """The process that becomes the program: its pid, and the descriptor of that."""
-        first, last = _entering(order, hull), _announcing(order)
+        first, last = _entering(order, hull), _announcing(order, len(hull.outward_ends))
         sys_.enter_namespace(hull.pidfd, sys_.CLONE_NEWPID)
         try:
             self._oom_score.raise_it()
@@ -248,7 +258,11 @@ class SingleBoxes:
             # By now all that it still needs has a number of its own.
             order.descriptors[0] = _CONTROL
             steps.run(single.set_up)
+            if order.own_steps:
+                steps.execute(order.own_steps)
+            steps.run(single.settle)
             steps.run(last)
+            steps.run(single.narrow)
             if order.builtin is not None:
                 single.setup.builtins[order.builtin[0]](order.builtin[1:], _CONTROL)
             start = single.await_order()
@@ -265,6 +279,8 @@ class SingleBoxes:
 
 # What a box holds besides its streams until it has told that it stands, each in a place that is known before.
 _CONTROL, _HULL, _WORKSPACE = 3, 4, 5
+_OUTWARD = steps.DEVICES + 1
+_BEHIND = _OUTWARD + outward.DESCRIPTORS
 
 
 _control: _socket.socket
@@ -274,7 +290,7 @@ def reserve() -> None:
     """Take these numbers before anything else can, for good: nothing that a box is given will have one of them."""
     global _control
     ends = [end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)]
-    while os.dup(ends[0]) <= steps.DEVICES:
+    while os.dup(ends[0]) < _BEHIND:
         pass
     # What it stands for here is never used.
     _control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, _CONTROL)
@@ -290,6 +306,10 @@ def _entering(order: BoxOrder, hull: Hull) -> list[Prepared]:
         ("take the control socket", os.dup2, (control, _CONTROL, False)),
         ("take the hull", os.dup2, (hull.pidfd, _HULL, False)),
         *_taking_devices(order),
+        *[
+            ("take the network", os.dup2, (descriptor, place, False))
+            for place, descriptor in enumerate(hull.outward_ends, _OUTWARD)
+        ],
         ("enter the hull", sys_.call_setns, (_HULL, JOINABLE)),
     ]
 
@@ -298,12 +318,13 @@ def _taking_devices(order: BoxOrder) -> list[Prepared]:
     return [] if order.devices is None else [("take the devices", os.dup2, (order.devices, steps.DEVICES, False))]
 
 
-def _announcing(order: BoxOrder) -> list[Prepared]:
+def _announcing(order: BoxOrder, outward_ends: int) -> list[Prepared]:
     """Tell that the box stands, and keep only what the process needs to tell that it cannot become the program."""
-    ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _PAIR.pack(_HULL, _WORKSPACE))]
+    told = [_HULL, _WORKSPACE, *range(_OUTWARD, _OUTWARD + outward_ends)]
+    ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pack(f"{len(told)}i", *told))]
     return [
         ("tell that the box stands", _control.sendmsg, ([order.announcement], ancillary, _socket.MSG_NOSIGNAL)),
-        ("keep the control socket", os.closerange, (_HULL, _WORKSPACE + 1)),
+        ("keep the control socket", os.closerange, (_HULL, told[-1] + 1)),
     ]
 
 
@@ -343,18 +364,43 @@ def _becoming_plain(rlimits: dict[str, tuple[int, int, int]]) -> list[Prepared]:
     """A session and limits of its own, at the place where programs begin."""
     return [
         ("lead a session", os.setsid, ()),
-        *[(f"limit {name}", resource.setrlimit, (number, bounds)) for name, (number, *bounds) in rlimits.items()],
+        *[_limiting(name, limit) for name, limit in rlimits.items()],
         ("limit core", resource.setrlimit, confine.NO_CORE),
         ("go to the workspace", os.chdir, ("/workspace",)),
     ]
 
 
-def _confining(nested_filters: bool) -> list[Prepared]:
+def _limiting(name: str, limit: tuple[int, int, int]) -> Prepared:
+    return (f"limit {name}", resource.setrlimit, (limit[0], limit[1:]))
+
+
+def _allowing_descriptors(limit: tuple[int, int, int]) -> Prepared:
+    """Have at least as many as the program may; lowered to that later.
+
+    Who sends descriptors may have no more on the way, together with all others of the same user, than he may have open:
+    a box for few descriptors could not tell that it stands while others are made.
+    """
+
+    def allow() -> None:
+        number, wanted, _ = limit
+        soft, hard = resource.getrlimit(number)
+        if wanted > soft:
+            resource.setrlimit(number, (wanted, max(wanted, hard)))
+
+    return ("limit nofile", allow, ())
+
+
+def _confining(nested_filters: bool, egress: bool) -> list[Prepared]:
     """No power; no descriptor but the streams and what it still has to tell with, of which the workspace's is the
     last to get a number."""
+    unneeded = (
+        [(_WORKSPACE, _OUTWARD), (_BEHIND, child.HIGHEST_DESCRIPTOR)]
+        if egress
+        else [(_WORKSPACE, child.HIGHEST_DESCRIPTOR)]
+    )
     return [
         *[("give up the capabilities", call, arguments) for call, arguments in confine.CONFINE],
         *[("load the system call filter", *call) for call in confine.load_filter_calls(nested_filters)],
-        ("close all else", os.closerange, (_WORKSPACE, child.HIGHEST_DESCRIPTOR)),
+        *[("close all else", os.closerange, numbers) for numbers in unneeded],
         ("open the workspace", os.open, ("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)),
     ]

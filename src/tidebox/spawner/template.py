@@ -13,7 +13,6 @@ import errno
 import fcntl
 import gc
 import os
-import resource
 import select
 import sys
 from struct import pack
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 _FIRST_DESCRIPTOR = 16
 # How long a template may take to stand, or to take an order; and to die.
-_ANSWER_SECONDS = 10
+_ANSWER_SECONDS = 15
 _DEATH_SECONDS = 2.0
 _OUTER = sys_.CLONE_NEWNS | sys_.CLONE_NEWPID | sys_.CLONE_NEWNET | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
 
@@ -47,6 +46,8 @@ class Template:
     def __init__(self, pid: int, pidfd: int, sock: _socket.socket) -> None:
         self.overlay_errno = 0
         """Why its boxes cannot have files of their own; 0 if they can."""
+        self.preloaded: dict[str, Any] | None = None
+        """What it said of the modules that it was to load."""
         self.pid = pid
         self.pidfd = pidfd
         self.sock = sock
@@ -65,9 +66,16 @@ class Template:
 
 
 def start(
-    plan: list[list[Any]], overlays: list[list[Any]], uid_base: int | None, agent: bool, adopt: Callable[[int], None]
+    plan: list[list[Any]],
+    overlays: list[list[Any]],
+    uid_base: int | None,
+    agent: bool,
+    egress: bool,
+    adopt: Callable[[int], None],
 ) -> Template:
     """Fork a template that executes ``plan``, whose boxes have an ``agent`` or are for single programs.
+
+    With ``egress`` their networks lead outward.
 
     ``overlays`` are steps of its boxes that this machine may not allow, which the template tries.
 
@@ -81,7 +89,7 @@ def start(
     pid, pidfd = sys_.clone(flags)
     if pid == 0:
         ours.close()
-        _main(theirs, plan, overlays, uid_base, agent)
+        _main(theirs, plan, overlays, uid_base, agent, egress)
     theirs.close()
     template = Template(pid, pidfd, ours)
     try:
@@ -118,7 +126,12 @@ def _await_ready(template: Template) -> None:
 
 
 def _main(
-    sock: _socket.socket, plan: list[list[Any]], overlays: list[list[Any]], uid_base: int | None, agent: bool
+    sock: _socket.socket,
+    plan: list[list[Any]],
+    overlays: list[list[Any]],
+    uid_base: int | None,
+    agent: bool,
+    egress: bool,
 ) -> NoReturn:
     status = 1
     complaints = 2
@@ -134,7 +147,7 @@ def _main(
         gc.disable()
         _bequeath_code()
         channel.send(sock, {"ready": True, "overlay_errno": overlay_errno})
-        _serve(sock, uid_base is not None, make_agent)
+        _serve(sock, uid_base is not None, make_agent, egress)
         status = 0
     except steps.StepFailed as error:
         channel.send(sock, error.told())
@@ -218,9 +231,6 @@ def _stand_like_an_init() -> int:
     """Do here, once, what every init of a box needs; where this process itself can still complain."""
     complaints = os.dup(2)
     os.umask(0o022)
-    # It holds a few descriptors of every box there is, and whoever closes them knows the highest.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, HIGHEST_DESCRIPTOR), most))
     # Python's own handler would turn a signal from inside a box into an exception in its init.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -262,11 +272,33 @@ def _become_mapped_root() -> None:
         raise steps.StepFailed("become root of the user namespace", error) from error
 
 
-def _serve(sock: _socket.socket, two_ids: bool, make_agent: MakeAgent | None) -> None:
+def _preload(stage: list[list[Any]], root: str, modules: list[str]) -> dict[str, Any]:
+    """Load modules for the programs of all boxes: in a root that is made as theirs are, and taken down again."""
+    outside = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        steps.execute(stage)
+        os.chroot(root)
+        os.chdir("/workspace")
+        answer = warm.load(modules)
+        os.fchdir(outside)
+        os.chroot(".")
+        os.chdir("/")
+        sys_.unmount(root)
+    except steps.StepFailed as error:
+        return error.told()
+    finally:
+        os.close(outside)
+    gc.collect()
+    gc.freeze()
+    _bequeath_code()
+    return answer
+
+
+def _serve(sock: _socket.socket, two_ids: bool, make_agent: MakeAgent | None, egress: bool) -> None:
     """Make a box per order, and see to those there are, until the spawner is gone."""
     epoll = select.epoll()
     epoll.register(sock.fileno(), select.EPOLLIN)
-    boxes = SingleBoxes(epoll, two_ids) if make_agent is None else AgentBoxes(sock, epoll, two_ids)
+    boxes = SingleBoxes(epoll, two_ids, egress) if make_agent is None else AgentBoxes(sock, epoll, two_ids, egress)
     shapes: dict[str, Shape] = {}
     while True:
         events = epoll.poll(boxes.patience)
@@ -281,8 +313,11 @@ def _serve(sock: _socket.socket, two_ids: bool, make_agent: MakeAgent | None) ->
             if received is None:
                 return
             message, descriptors = received
+            if "preload" in message:
+                channel.send(sock, _preload(message["stage"], message["root"], message["preload"]))
+                continue
             if "define" in message:
-                shapes[message["define"]] = Shape(message, make_agent, two_ids)
+                shapes[message["define"]] = Shape(message, make_agent, two_ids, egress)
                 continue
             order = BoxOrder(message, descriptors, shapes[message["shape"]])
             try:

@@ -21,7 +21,7 @@ import sys
 import time
 from posix import _exit
 
-from tidebox.spawner import frames, leaving, program
+from tidebox.spawner import frames, handover, leaving, preload, program
 
 try:
     import resource
@@ -65,6 +65,7 @@ class Baseline:
 
 _baseline: Baseline
 _standing_by = False
+_handover: handover.HandOver | None = None
 
 
 def capture(modules: Iterable[str], path: Iterable[str]) -> None:
@@ -83,14 +84,14 @@ def park(args: list[str], control: int = -1) -> NoReturn:
             _get_ready()
             if AT_ONCE not in args:
                 _rehearse()
+                if _handover is not None:
+                    _handover.rehearse()
                 _open_the_stage()
             order = program.read(0)
         except (OSError, program.BadProgram) as error:
             _fail(f"no program: {error}", NOT_EXECUTABLE)
         if order is None:
             _exit(0)
-        if order.mode != "exec" and control >= 0:
-            os.close(control)
         code, refused = _prepare(order, control)
         del order
         leaving.live(code, refused, _baseline.objects)
@@ -106,6 +107,10 @@ def _get_ready() -> None:
         _standard_streams()
     if len(sys.modules) != len(_baseline.modules):
         _forget_ourselves()
+    threading: Any = sys.modules.get("threading")
+    if threading is not None:
+        # Where every interpreter has it at its start; a fork does not change the number that it noted.
+        threading.main_thread()._set_native_id()
     _open_the_stage()
 
 
@@ -134,6 +139,24 @@ def stand_by() -> None:
     _standing_by = True
     for _ in range(_SETTLING_RUNS):
         _rehearse()
+
+
+def load(names: Iterable[str]) -> dict[str, Any]:
+    """Load modules ahead of the programs that import them, once nothing of ours is in sight any more.
+
+    Returns which were found, or which one was ``refused`` and why: then this process is of no use.
+    """
+    global _handover
+    _forget_ourselves()
+    try:
+        record = preload.load(names, _baseline.path)
+    except preload.Refused as error:
+        return {"refused": error.module, "reason": error.reason}
+    _handover = handover.HandOver(record)
+    _handover.install()
+    # They go with the process: to take apart what every child shares would only copy it.
+    _baseline.objects.update((id(kept.module), kept.module) for kept in record.kept.values())
+    return {"preloaded": record.asked, "modules": len(record.kept)}
 
 
 def _standard_streams() -> None:
@@ -233,7 +256,12 @@ def _prepare(order: Program, control: int = -1) -> tuple[CodeType | None, BaseEx
         try:
             os.chdir(order.cwd)
         except OSError as error:
+            if control >= 0:
+                _report(control, error.errno or errno.EIO, b"cwd")
             _fail(f"cannot change directory to {os.fsdecode(order.cwd)!r}: {error.strerror}", NOT_EXECUTABLE)
+    if order.mode != "exec" and control >= 0:
+        # Not for the program, which this process becomes without executing anything.
+        os.close(control)
     path = os.fsdecode(order.path)
     if path and order.mode in ("exec", "script"):
         try:
@@ -246,7 +274,7 @@ def _prepare(order: Program, control: int = -1) -> tuple[CodeType | None, BaseEx
     plain = ["python3", *command, *arguments]
     code, refused = None, None
     try:
-        code = None if _has_user_site() else _compiled(order, path)
+        code = None if _has_user_site() or _is_unsuited(order) else _compiled(order, path)
     except (SyntaxError, RecursionError, MemoryError, OverflowError) as error:
         # Before 3.10 the message depends on whether a file or a text was read.
         if order.mode == "code" or sys.version_info >= (3, 10):
@@ -269,6 +297,11 @@ def _prepare(order: Program, control: int = -1) -> tuple[CodeType | None, BaseEx
             main["__cached__"] = None
         sys.path.insert(0, _directory_of(absolute))
     return code, refused
+
+
+def _is_unsuited(order: Program) -> bool:
+    """Whether what was loaded has read what this program says otherwise, and some of it cannot be loaded twice."""
+    return bool(order.environment) and _handover is not None and not _handover.suits(order.environment)
 
 
 def _directory_of(file: str) -> str:
@@ -328,14 +361,14 @@ def _execute(argv: list[str], executable: str = "", control: int = -1) -> NoRetu
             if error.errno not in _ABSENT or failure.errno in _ABSENT:
                 failure = error
     if control >= 0:
-        _report(control, failure.errno or errno.EIO)
+        _report(control, failure.errno or errno.EIO, b"exec")
     _fail(f"{name}: {failure.strerror}", NOT_FOUND if failure.errno in _ABSENT else NOT_EXECUTABLE)
 
 
-def _report(control: int, number: int) -> NoReturn:
-    """Tell the host, in the words of a start that failed (errno, then the step), that the exec did."""
+def _report(control: int, number: int, step: bytes) -> NoReturn:
+    """Tell the host that the program could not be started: errno, then the step that failed."""
     try:
-        os.write(control, number.to_bytes(4, sys.byteorder) + b"exec")
+        os.write(control, number.to_bytes(4, sys.byteorder) + step)
     except OSError:
         pass  # nobody waits for it any more
     _exit(NOT_EXECUTABLE)

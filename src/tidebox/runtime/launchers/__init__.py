@@ -16,7 +16,7 @@ COMMANDS = {
 _HERE = Path(__file__).parent
 _PACKAGE = _HERE.parent.parent
 # Files, not imports: they run under the box's interpreter, which may be older than this one.
-_SHARED = ("frames.py", "leaving.py", "program.py", "warm.py")
+_SHARED = ("frames.py", "fresh.py", "handover.py", "leaving.py", "preload.py", "program.py", "warm.py")
 
 
 def files() -> dict[str, bytes]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tidebox.runtime.link.execs import LinkExec
+from tidebox.runtime.link.execs import LinkExec, exec_request
 from tidebox.runtime.link.files import LinkFiles
 from tidebox.runtime.link.link import Link
 from tidebox.runtime.link.tcp import TcpStream
 
-__all__ = ["Link", "LinkExec", "LinkFiles", "TcpStream"]
+__all__ = ["Link", "LinkExec", "LinkFiles", "TcpStream", "exec_request"]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from tidebox import errors
+from tidebox.model.box import Command
 from tidebox.model.events import Event, Exited, Output, Started, StdinRefused
 from tidebox.runtime.base import Exec
 from tidebox.runtime.link.session import PACED_LIMIT, Item, Session
@@ -15,6 +16,7 @@ from tidebox.wire.messages import (
     ExecFailed,
     ExecLimits,
     ExecOutputAck,
+    ExecRequest,
     ExecResize,
     ExecSignal,
     ExecStarted,
@@ -23,6 +25,7 @@ from tidebox.wire.messages import (
     ExecStdinAck,
     ExecStdinError,
     ExecStdout,
+    Rlimit,
 )
 
 if TYPE_CHECKING:
@@ -141,3 +144,21 @@ def _numbers(exited: ExecExited) -> dict[str, int] | None:
     if exited.usage is None:
         return None
     return {key: value for key, value in exited.usage.items() if isinstance(key, str) and isinstance(value, int)}
+
+
+def exec_request(command: Command) -> ExecRequest:
+    """A command as the agent takes it."""
+    rows, columns = command.tty or (24, 80)
+    rlimits = []
+    if command.cpu_seconds is not None:
+        rlimits.append(Rlimit(resource="cpu", soft=command.cpu_seconds, hard=command.cpu_seconds + 1))
+    return ExecRequest(
+        cmd=command.argv[0],
+        args=list(command.argv[1:]),
+        env=[f"{name}={value}" for name, value in command.env.items()],
+        cwd=command.cwd,
+        tty=command.tty is not None,
+        rows=rows,
+        cols=columns,
+        rlimits=rlimits,
+    )

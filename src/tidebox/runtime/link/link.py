@@ -11,7 +11,7 @@ from tidebox import errors
 from tidebox.runtime.link.execs import LinkExec
 from tidebox.runtime.link.files import LinkFiles
 from tidebox.runtime.link.session import Session
-from tidebox.runtime.link.stream import SocketStream
+from tidebox.runtime.link.stream import Connect, Owner, SocketStream, Stream
 from tidebox.runtime.link.tcp import TcpStream
 from tidebox.wire.bulk import BulkRecord
 from tidebox.wire.connection import HostConnection
@@ -47,7 +47,7 @@ JOIN_BELOW = 32_768
 class Link:
     """The host's end of an agent connection; make one with ``Link.open``, or ``Link.to`` an agent that is known."""
 
-    def __init__(self, sock: socket.socket, generation: int, through_relay: bool) -> None:
+    def __init__(self, connection: socket.socket | Connect, generation: int, through_relay: bool) -> None:
         self._connection = HostConnection(generation, through_relay=through_relay)
         self._sessions: dict[int, Session] = {}
         self._holding: set[object] = set()
@@ -59,14 +59,19 @@ class Link:
         self._route: Callable[[Frame], None] | None = None
         self.files = LinkFiles(self)
         self.on_lost: Callable[[], None] | None = None
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        self._stream = SocketStream(sock, self)
+        connect = _over(connection) if isinstance(connection, socket.socket) else connection
+        self._stream = connect(self)
 
     @classmethod
-    def to(cls, sock: socket.socket, presumed: Ready) -> Link:
-        """A link to an agent whose answer is known; ``wait_ready`` tells when it has given it."""
-        link = cls(sock, GENERATION, False)
+    def to(cls, connection: socket.socket | Connect, presumed: Ready, bootstrap: Bootstrap | None = None) -> Link:
+        """A link to an agent whose answer is known; ``wait_ready`` tells when it has given it.
+
+        With ``bootstrap`` the agent is booted first.
+        """
+        link = cls(connection, GENERATION, False)
         link._connection.presume(presumed)
+        if bootstrap is not None:
+            link._stream.write(link._connection.boot(bootstrap))
         return link
 
     @classmethod
@@ -322,3 +327,11 @@ class Link:
             session.fail(error)
         self._writable.set()
         self._stream.abort()
+
+
+def _over(sock: socket.socket) -> Connect:
+    def connect(owner: Owner) -> Stream:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        return SocketStream(sock, owner)
+
+    return connect

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -32,6 +33,26 @@ class Owner(Protocol):
 
     def resume_writing(self) -> None:
         """It has caught up."""
+
+
+class Stream(Protocol):
+    """A connection as its owner sees it."""
+
+    def write(self, data: Buffer) -> None:
+        """Send, in order; what is not sent at once must not be changed by its owner."""
+
+    def pause_reading(self) -> None:
+        """Receive nothing until ``resume_reading``."""
+
+    def resume_reading(self) -> None:
+        """Receive again."""
+
+    def abort(self) -> None:
+        """Close now; what is unsent is dropped."""
+
+
+Connect = Callable[[Owner], Stream]
+"""Makes the stream of an owner out of a connection that is there."""
 
 
 class SocketStream:

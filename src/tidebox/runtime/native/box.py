@@ -9,25 +9,32 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from tidebox.errors import BoxGone, ExecFailed, TideboxError, UnsupportedOperation
 from tidebox.files.trees import Tally, TreeLimits
 from tidebox.model.box import Captured, CapturedTree, CaptureRule, Command
+from tidebox.model.events import EgressSeen
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.result import Usage
 from tidebox.model.runtimes import Features
 from tidebox.runtime import workspaces
 from tidebox.runtime.base import Box, Exec, Files, Watch
 from tidebox.runtime.capture import capture, capture_into
-from tidebox.runtime.link import Link
+from tidebox.runtime.link import Link, exec_request
 from tidebox.runtime.native.descriptors import Descriptors
+from tidebox.runtime.native.outward import Outward
 from tidebox.runtime.native.piped import PipedExec
 from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.native.usage import Meter
 from tidebox.runtime.native.watch import Watches
 from tidebox.runtime.relay import Relay
-from tidebox.wire.messages import ExecRequest, Rlimit
+
+if TYPE_CHECKING:
+    from tidebox.model.outward import BoxEgress
 
 SHM_BYTES = 64 * MIB
 # How long the processes of a box that was killed may take to go, and when something that was stopped may be why.
@@ -40,6 +47,9 @@ _log = logging.getLogger(__name__)
 class NativeBox(Box):
     """One box of the native runtime."""
 
+    environment: Mapping[str, str] = MappingProxyType({})
+    """What every program of a ``sandbox`` finds in its environment, unless it is given another value."""
+
     def __init__(
         self,
         id: str,
@@ -51,11 +61,13 @@ class NativeBox(Box):
         pidfd: int,
         workspace: int,
         meter: Meter,
+        kind: str,
         limits: Limits,
         features: Features,
         on_use: Callable[[NativeBox], None],
+        outward: Outward | None,
     ) -> None:
-        """``on_use`` is called before a program runs in it."""
+        """``on_use`` is called before a program runs in it; ``outward`` is where its network leads, if it leads out."""
         self.id = id
         self.image_digest = image_digest
         self._spawner = spawner
@@ -64,10 +76,12 @@ class NativeBox(Box):
         self._single = single
         self.features = features
         self._on_use = on_use
+        self._outward = outward
         self._pidfd = pidfd
         self._workspace = workspace
         self._watches = Watches(workspace)
         self._meter = meter
+        self._kind = kind
         self._limits = limits
         self._applied = self._cgroup_limits(limits)
         self.relay: Relay | None = None
@@ -119,6 +133,8 @@ class NativeBox(Box):
         if self._single is not None:
             await self._single.start(command)
             return self._single
+        if self.environment:
+            command = replace(command, env={**self.environment, **command.env})
         return self.link.open_exec(exec_request(command))
 
     async def adjust(self, limits: Limits) -> None:
@@ -132,13 +148,16 @@ class NativeBox(Box):
         self._limits = limits
 
     def _cgroup_limits(self, limits: Limits) -> dict[str, int]:
-        return cgroup_limits(limits, single=self._single is not None)
+        return cgroup_limits(limits, self._kind, agent=self._single is None)
 
     async def freeze(self) -> None:
         if not self.features.freezes:
             raise UnsupportedOperation("nothing can be frozen without control groups")
         await self._spawner.request("freeze", box=self.id, frozen=True)
         self._frozen = True
+        if self._outward is not None:
+            # Nobody would answer the other side, for as long as that takes.
+            await self._outward.usage(close=True)
 
     async def thaw(self) -> None:
         await self._spawner.request("freeze", box=self.id, frozen=False)
@@ -170,6 +189,11 @@ class NativeBox(Box):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def stop(self) -> None:
+        await self._stop()
+        if self._outward is not None:
+            await self._outward.usage(close=True)
+
+    async def _stop(self) -> None:
         if self._dead.is_set():
             return
         # What is ours forks nothing unasked: when the user's processes are gone there is nothing to kill.
@@ -207,7 +231,19 @@ class NativeBox(Box):
             memory_peak=self._meter.memory_peak(),
             pids_peak=self._meter.pids_peak(),
             oom_kills=self._meter.oom_kills() + self._exhausted,
+            egress=None if self._outward is None else await self._outward.usage(),
         )
+
+    async def allow(self, egress: BoxEgress) -> None:
+        if self._outward is None:
+            raise UnsupportedOperation("this box was opened without a way out")
+        if self._closing is None:
+            await self._outward.allow(egress)
+
+    def on_egress(self, callback: Callable[[EgressSeen], None]) -> None:
+        if self._outward is None:
+            raise UnsupportedOperation("this box was opened without a way out")
+        self._outward.on_seen(callback)
 
     async def place(self, source: Path) -> Tally:
         limits = TreeLimits(max_bytes=self._limits.workspace, max_entries=self._limits.inodes)
@@ -253,17 +289,19 @@ class NativeBox(Box):
         await self._watches.close()
         os.close(self._pidfd)
         os.close(self._workspace)
+        if self._outward is not None:
+            self._outward.close()
         self._spawner.close_box(self.id, self._meter, dead=dead)
 
 
-def cgroup_limits(limits: Limits, *, single: bool) -> dict[str, int]:
+def cgroup_limits(limits: Limits, kind: str, *, agent: bool) -> dict[str, int]:
     """The limits a cgroup keeps, as the spawner takes them.
 
     In a box with an agent that comes on top of the user's processes, and so does the child that it keeps ready. Files
-    of a box are memory, and there they are written by the agent too, which must not die of a disk that is full: there
-    is room for all that its file systems take.
+    of a box are memory. Those of a ``sandbox`` are written by the agent too, which must not die of a disk that is full:
+    there is room for all that its file systems take.
     """
-    files, ours = (0, 0) if single else (sum(file_systems(limits)), 2)
+    files, ours = sum(file_systems(limits)) if kind == "sandbox" else 0, 2 if agent else 0
     return {
         "memory": limits.memory + files,
         "pids": limits.pids + ours,
@@ -275,21 +313,3 @@ def cgroup_limits(limits: Limits, *, single: bool) -> dict[str, int]:
 def file_systems(limits: Limits) -> tuple[int, int, int]:
     """The sizes of /workspace, /tmp and /dev/shm."""
     return limits.workspace, limits.workspace, SHM_BYTES
-
-
-def exec_request(command: Command) -> ExecRequest:
-    """A command as the agent takes it."""
-    rows, columns = command.tty or (24, 80)
-    rlimits = []
-    if command.cpu_seconds is not None:
-        rlimits.append(Rlimit(resource="cpu", soft=command.cpu_seconds, hard=command.cpu_seconds + 1))
-    return ExecRequest(
-        cmd=command.argv[0],
-        args=list(command.argv[1:]),
-        env=[f"{name}={value}" for name, value in command.env.items()],
-        cwd=command.cwd,
-        tty=command.tty is not None,
-        rows=rows,
-        cols=columns,
-        rlimits=rlimits,
-    )

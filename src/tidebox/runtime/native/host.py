@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidebox.runtime import launchers
+from tidebox.runtime.native import configuration
 from tidebox.runtime.native.plan import (
     ETC_PATTERNS,
     MASKED_DIRECTORIES,
@@ -36,8 +37,18 @@ class Interpreters:
 
     def by_command(self) -> dict[str, str]:
         """Those that there are, by the command that starts them."""
-        found = {"python3": self.python, "node": self.node, "elixir": self.elixir, "sh": "/bin/sh"}
-        return {command: path for command, path in found.items() if path is not None}
+        return {command: path for command, path in self._looked_for().items() if path is not None}
+
+    def _looked_for(self) -> dict[str, str | None]:
+        return {"python3": self.python, "node": self.node, "elixir": self.elixir, "sh": "/bin/sh"}
+
+    def has(self, command: str) -> bool:
+        """Whether boxes of the host image find a command: one of these, or one in a system directory."""
+        own = self._looked_for()
+        if command in own:
+            return own[command] is not None
+        found = shutil.which(command, path=SYSTEM_PATH)
+        return found is not None and contains(SYSTEM_DIRECTORIES, os.path.realpath(found))
 
 
 def find_interpreters(python: str | None, path: str | None) -> Interpreters:
@@ -89,6 +100,7 @@ def gather(interpreters: Interpreters) -> HostFacts:
         files=tuple(sorted({path for path in (*prefixes, *mounted) if _is_no_directory(path)})),
         system_links=tuple((path, link) for path, link in directories if link is not None),
         etc=etc,
+        packaged=configuration.package_files(),
         masked_files=tuple(name for name in MASKED_FILES if _readable_by_all("/proc/" + name)),
         masked_directories=tuple(name for name in MASKED_DIRECTORIES if os.path.isdir("/proc/" + name)),
         # Only root may set it, even in a pid namespace of one's own.

@@ -38,8 +38,8 @@ _DEFAULT_PIPE = 1 << 16
 _LARGE_PIPE = 1 << 18
 _ORDER_SIZE = Struct("=I")
 _LARGEST_REPORT = 4096
-# Its init, and its workspace.
-_ANSWER_DESCRIPTORS = 2
+# Its init, its workspace, and what its network leads to.
+_ANSWER_DESCRIPTORS = 5
 _INT = Struct("i")
 _BUILTIN_PREFIX = "tidebox:"
 # As the template packs an end, and a program that it could not begin (errno, then the step); they differ in size.
@@ -254,7 +254,9 @@ class PipedExec(Exec):
     def _last_event(self, report: Report) -> Event:
         self._finished = True
         if report.step:
-            kind = "not_found" if report.number == errno.ENOENT and report.step == "exec" else report.step
+            kind = "bad_cwd" if report.step == "cwd" else report.step
+            if report.step == "exec" and report.number == errno.ENOENT:
+                kind = "not_found"
             message = f"cannot start {self._command!r}: {os.strerror(report.number)}"
             raise errors.ExecFailed(message, kind=kind, errno=report.number)
         usage = {"cpu_us": report.cpu_us, "max_rss_bytes": report.max_rss}

@@ -6,8 +6,12 @@ The spawner executes both and fails closed, naming the step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+
+from tidebox.model.box import TRUST_FILE
+from tidebox.model.launch import SCRATCH
 
 Step = list[object]
 Plan = list[Step]
@@ -15,8 +19,8 @@ Plan = list[Step]
 WORKSPACE = "/workspace"
 # In a template: where the root of a box is put together, what comes on top of its image, and nothing.
 BOX_ROOT, _LAYER, _EMPTY = "/.tidebox/root", "/.tidebox/layer", "/.tidebox/empty"
-# The image itself, and directories of the machine.
-_IMAGE, _SHARED = "/.tidebox/image", "/.tidebox/shared"
+# The image itself, directories of the machine, and packages on top of both.
+_IMAGE, _SHARED, _PACKAGES = "/.tidebox/image", "/.tidebox/shared", "/.tidebox/packages"
 USER_ID = 1000
 HOSTNAME = "tidebox"
 
@@ -47,6 +51,8 @@ SYSTEM_DIRECTORIES = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/
 MOST_TERMINALS = 64
 MOST_BY_USER_NAMESPACE = (("max_inotify_instances", 8), ("max_inotify_watches", 8192))
 MOST_BY_RLIMIT = (("sigpending", 1024), ("msgqueue", 819_200))
+# Where distributions have the certificates that programs trust.
+_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 _PASSWD = b"""root:x:0:0:root:/:/usr/sbin/nologin
@@ -56,6 +62,11 @@ nobody:x:65534:65534:nobody:/:/usr/sbin/nologin
 _GROUP = b"root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n"
 _HOSTS = b"127.0.0.1 localhost tidebox\n::1 localhost\n"
 _NSSWITCH = b"passwd: files\ngroup: files\nhosts: files\n"
+# Of boxes whose network leads out: the resolver is theirs alone, and answers at once or soon.
+_OUTWARD_FILES = (
+    ("resolv.conf", b"nameserver 127.0.0.1\noptions timeout:10 attempts:2\n"),
+    ("nsswitch.conf", _NSSWITCH.replace(b"hosts: files", b"hosts: files dns")),
+)
 
 # Parts of /proc that describe the machine or its kernel rather than the box. What only the machine's root may read
 # needs no mask: nobody in a box is that root.
@@ -97,7 +108,19 @@ class HostFacts:
     memfd_noexec: bool
     links: tuple[tuple[str, str], ...] = ()
     """Names to put on the box's PATH, each with the path of the real program."""
+    packaged: tuple[tuple[str, str], ...] = ()
+    """What of /etc boxes have a copy of as long as it is as its package brought it: path and MD5."""
     launchers: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """Packages on top of an image."""
+
+    path: str
+    """Where their files are on this machine."""
+    directories: frozenset[str]
+    """In which directories of the machine that boxes see they have files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +133,8 @@ class BoxShape:
     shm_bytes: int
     executable: bool
     """Whether files in /workspace and /tmp may be executed."""
+    scratch: str = ""
+    """``exec`` or ``noexec`` where there is a file system at /scratch, by whether files in it may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +147,19 @@ class OwnFiles:
     """Those in /dev."""
 
 
-def template_plan(facts: HostFacts, rootfs: str | None, executable: bool, own_devices: bool) -> Plan:
+def template_plan(
+    facts: HostFacts,
+    rootfs: str | None,
+    executable: bool,
+    own_devices: bool,
+    layers: Sequence[LayerFacts] = (),
+    *,
+    egress: bool = False,
+    scratch: bool = False,
+) -> Plan:
     """The steps that lay out an image for its boxes: ``rootfs`` is its directory, None for the machine's own system.
+
+    With ``egress`` names are asked for of the resolver in their network; with ``scratch`` they have /scratch.
 
     The template stands on a root with nothing but that. ``own_devices`` says that boxes are given theirs.
     """
@@ -131,7 +167,10 @@ def template_plan(facts: HostFacts, rootfs: str | None, executable: bool, own_de
     places = ("/proc", "/dev", BOX_ROOT, _EMPTY, f"{_LAYER}/.tidebox/empty")
     plan += [["mkdir", "/new" + path, 0o755] for path in places]
     plan += [["file", f"/new{_LAYER}/.tidebox/{name}", content] for name, content in facts.launchers]
+    plan += [["file", f"/new{_LAYER}/etc/{name}", content] for name, content in _OUTWARD_FILES if egress]
+    plan += [["mkdir", f"/new{_LAYER}{SCRATCH}", 0o755]] if scratch else []
     plan += _host_image(facts) if rootfs is None else [_share(rootfs, _IMAGE)]
+    plan += [_share(layer.path, _packages(number)) for number, layer in enumerate(layers)]
     plan += _devices(("null",) if own_devices else DEVICES)
     # A proc mount may be made in a box only while a whole one is in sight; the box's own covers it.
     plan += [["proc", "/new/proc", ""], ["enter"]]
@@ -149,6 +188,7 @@ def _host_image(facts: HostFacts) -> Plan:
     plan += [["symlink", link, image + path] for path, link in facts.system_links]
     for path, link in facts.etc:
         plan.append(["symlink", link, image + path] if link else ["copy", "/old" + path, image + path])
+    plan.append(["copy_packaged", "/old", image, [list(item) for item in facts.packaged]])
     for name, content in (("passwd", _PASSWD), ("group", _GROUP), ("hosts", _HOSTS), ("nsswitch.conf", _NSSWITCH)):
         plan.append(["file", f"{image}/etc/{name}", content])
     for name in (".tidebox", "dev", "proc", "tmp", "workspace", "run", "var/tmp", "home", "root", "opt/tidebox/bin"):
@@ -164,6 +204,10 @@ def _host_image(facts: HostFacts) -> Plan:
 def _shared(facts: HostFacts) -> list[tuple[str, str]]:
     """Where in a template each directory and file of the machine is that boxes see."""
     return [(f"{_SHARED}/{number}", path) for number, path in enumerate((*facts.directories, *facts.files))]
+
+
+def _packages(number: int) -> str:
+    return f"{_PACKAGES}/{number}"
 
 
 def _share(path: str, place: str) -> Step:
@@ -186,21 +230,29 @@ def _devices(names: tuple[str, ...]) -> Plan:
     return plan
 
 
-def box_plan(facts: HostFacts, shape: BoxShape, *, single: bool, host_root: bool, own: OwnFiles) -> Plan:
+def box_plan(
+    facts: HostFacts,
+    shape: BoxShape,
+    *,
+    single: bool,
+    host_root: bool,
+    own: OwnFiles,
+    layers: Sequence[LayerFacts] = (),
+) -> Plan:
     """The steps that make a process in new namespaces of a template a box of its own.
 
     Where it is to have a ``single`` program nobody needs a /proc that can be written to. ``host_root`` says that the
-    image is the machine's own system.
+    image is the machine's own system. ``layers`` can be on top of it only where files of the image can be its own.
     """
     owner = f"uid={USER_ID},gid={USER_ID}"
-    attributes = ["nosuid", "nodev"] if shape.executable else ["nosuid", "nodev", "noexec"]
+    attributes = _attributes(shape.executable)
     half = max(shape.workspace_inodes // 2, 64)
     workspace = f"{owner},mode=0755,size={shape.workspace_bytes},nr_inodes={shape.workspace_inodes}"
     shared_memory = f"{owner},mode=1777,size={shape.shm_bytes},nr_inodes={half}"
     plan: Plan = [
         ["cgroup_namespace"],
         ["hostname", HOSTNAME],
-        *_box_root(facts, host_root, own),
+        *_box_root(facts, host_root, own, layers),
         ["proc", BOX_ROOT + "/proc", "hidepid=2"],
         *_counts(),
         ["cover", BOX_ROOT + "/dev/null", [f"{BOX_ROOT}/proc/{name}" for name in facts.masked_files]],
@@ -210,6 +262,9 @@ def box_plan(facts: HostFacts, shape: BoxShape, *, single: bool, host_root: bool
         ["tmpfs", BOX_ROOT + "/dev/shm", ["nosuid", "nodev", "noexec"], shared_memory],
         ["devpts", BOX_ROOT + "/dev/pts", MOST_TERMINALS],
     ]
+    if shape.scratch:
+        scratch = f"{owner},mode=0755,size={shape.workspace_bytes},nr_inodes={shape.workspace_inodes}"
+        plan.append(["tmpfs", BOX_ROOT + SCRATCH, _attributes(shape.scratch == "exec"), scratch])
     if single:
         plan.append(["read_only", BOX_ROOT + "/proc"])
     # Not pivot_root, which has to wait for every processor to let go of the old root. Around the new one is nothing but
@@ -217,11 +272,34 @@ def box_plan(facts: HostFacts, shape: BoxShape, *, single: bool, host_root: bool
     return [*plan, ["chroot", BOX_ROOT]]
 
 
-def _box_root(facts: HostFacts, host_root: bool, own: OwnFiles) -> Plan:
+def _attributes(executable: bool) -> list[str]:
+    return ["nosuid", "nodev"] if executable else ["nosuid", "nodev", "noexec"]
+
+
+def trust_plan(certificate: bytes) -> Plan:
+    """The steps that have the programs of one box trust a certificate besides those of its image."""
+    return [
+        ["tmpfs", "/run", ["nosuid", "nodev", "noexec"], "mode=0755,size=1m,nr_inodes=16"],
+        ["trust", list(_BUNDLES), TRUST_FILE, certificate],
+        ["read_only", "/run"],
+    ]
+
+
+def stage_plan(facts: HostFacts, *, host_root: bool, overlay: bool) -> Plan:
+    """The steps that make a root like that of a box in a template, for what its programs will find loaded."""
+    return [
+        *_box_root(facts, host_root, OwnFiles(overlay=overlay, devices=False), []),
+        ["proc", BOX_ROOT + "/proc", ""],
+        ["tmpfs", BOX_ROOT + WORKSPACE, ["nosuid", "nodev", "noexec"], "mode=0755,size=64m"],
+        ["tmpfs", BOX_ROOT + "/tmp", ["nosuid", "nodev", "noexec"], "mode=1777,size=64m"],
+    ]
+
+
+def _box_root(facts: HostFacts, host_root: bool, own: OwnFiles, layers: Sequence[LayerFacts]) -> Plan:
     """The image, so that locks and watches on its files are the box's own: a file system over it for each box."""
     shared = _shared(facts) if host_root else []
     if own.overlay:
-        plan = overlays(facts, host_root)
+        plan = overlays(facts, host_root, layers)
         plan += [["bind_tree", place, BOX_ROOT + path] for place, path in shared if path in facts.files]
     else:
         plan = [["bind_tree", _IMAGE, BOX_ROOT]]
@@ -231,12 +309,14 @@ def _box_root(facts: HostFacts, host_root: bool, own: OwnFiles) -> Plan:
     return plan
 
 
-def overlays(facts: HostFacts, host_root: bool) -> Plan:
+def overlays(facts: HostFacts, host_root: bool, layers: Sequence[LayerFacts] = ()) -> Plan:
     """The file systems of a box over those of the image: what a machine may refuse."""
-    plan: Plan = [["overlay", BOX_ROOT, [_LAYER, _IMAGE]]]
+    on_top = list(enumerate(layers))
+    plan: Plan = [["overlay", BOX_ROOT, [_LAYER, *(_packages(number) for number, _ in on_top), _IMAGE]]]
     for place, path in _shared(facts) if host_root else ():
         if path not in facts.files:
-            plan.append(["overlay", BOX_ROOT + path, [place, _EMPTY]])
+            above = [_packages(number) + path for number, layer in on_top if path in layer.directories]
+            plan.append(["overlay", BOX_ROOT + path, [*above, place, _EMPTY]])
     return plan
 
 

@@ -54,6 +54,15 @@ def _remedy(step: str, number: int) -> str | None:
     return None
 
 
+def explain_egress(error: ProvisionFailed) -> str:
+    """Why networks cannot lead out, and what helps."""
+    step, number = str(error.details.get("step", "")), int(error.details.get("errno") or 0)
+    text = f"{step}: {os.strerror(number) if number else error.message}"
+    if step in ("egress rules", "egress connection"):
+        return f"{text}; it takes nf_tables with tproxy: modprobe nft_tproxy"
+    return text
+
+
 def _sysctl(name: str) -> str | None:
     try:
         return Path("/proc/sys", name).read_text().strip()

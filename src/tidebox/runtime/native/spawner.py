@@ -8,6 +8,7 @@ import itertools
 import logging
 import marshal
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -150,9 +151,10 @@ class Spawner:
             return False
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:
-                # Without root programs share their user with us, and so what he may have on the way at one time. One
-                # that uses all of it must not cost the others their boxes: this request alone is refused, over there.
-                return self._try_send(data, ())
+                # Without root programs share their user with us, and so what he may have on the way at one time: for
+                # each sender as many as it may have open. Where that is no more than programs may, one that uses all
+                # of it must not cost the others their boxes: this request alone is refused, over there.
+                return self._try_send(data, descriptors if allow_all_descriptors() else ())
             self._lost()
         return True
 
@@ -308,6 +310,13 @@ class Spawner:
             os.close(descriptor)
         self._process.wait()
         return True
+
+
+def allow_all_descriptors() -> bool:
+    """Raise the soft limit on descriptors to the hard one; False where it is there already."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft != hard
 
 
 def _close_all(descriptors: Iterable[int]) -> None:

@@ -1,0 +1,201 @@
+"""What every container has at ``/.tidebox``, read-only: the agent with an interpreter of its own, and launchers.
+
+It is a volume named after what is in it, made once for an engine and shared by all containers there. Images need no
+interpreter for it, and nothing of this machine is mounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import sys
+from typing import Any
+
+from tidebox.errors import StartupTimeout, TideboxError
+from tidebox.runtime import launchers
+from tidebox.runtime.docker import collecting
+from tidebox.runtime.docker.archives import tar_of, with_files
+from tidebox.runtime.docker.engine import Engine, EngineRefused
+from tidebox.spawner import seccomp
+
+_log = logging.getLogger(__name__)
+
+VOLUME = "tidebox-tools-"
+_NAME = re.compile(VOLUME + r"[0-9a-f]{16}\Z")
+_COMPLETE = "complete"
+_FILL_SECONDS = 120.0
+_HOLD_SECONDS = 2 * _FILL_SECONDS
+_MISSING, _IN_USE = 404, 409
+
+
+def agent_command(filter_name: str | None) -> list[str]:
+    """What pid 1 of a container is: by its own loader, with nothing of the image."""
+    place = launchers.DIRECTORY
+    program = [f"{place}/ld.so", "--library-path", f"{place}/lib", f"{place}/bin/python3"]
+    code = f"import os, sys; from {collecting.MODULE} import main; os._exit(main(sys.argv[1:]))"
+    return [*program, "-I", "-S", "-B", "-c", code, *([f"{place}/{filter_name}"] if filter_name else [])]
+
+
+def filter_name(nested: bool) -> str:
+    """The file with the system call filter; ``nested`` says that programs may load more."""
+    return "filter-nested" if nested else "filter"
+
+
+class Tools:
+    """The volume of one engine."""
+
+    def __init__(self, engine: Engine, machine: str, labels: dict[str, str], provide: collecting.Provide) -> None:
+        """``provide`` gives an image with a Python, for where this machine's own would not run."""
+        self._engine = engine
+        self._provide = provide
+        self._machine = machine
+        self._labels = labels
+        self._ready = False
+        self.volume = VOLUME + _digest(machine)
+
+    async def ensure(self, scratch: str) -> None:
+        """See to it that the volume is there and whole; ``scratch`` is an image that a container can be made of."""
+        if not self._ready:
+            await self._make(scratch)
+            self._ready = True
+
+    def forget(self) -> None:
+        """Somebody removed it, as it seems: look again before the next container."""
+        self._ready = False
+
+    async def remove_others(self) -> None:
+        """Remove those of other versions that no container uses; a server that still needs one makes it again."""
+        filters = json.dumps({"name": [VOLUME]})
+        try:
+            found = await self._engine.call("GET", "/volumes", query={"filters": filters})
+            names = [str(volume["Name"]) for volume in found.get("Volumes") or ()]
+            for name in names:
+                if _NAME.match(name) and name != self.volume:
+                    await self._remove(name)
+        except TideboxError as error:
+            _log.info("older volumes of the agent are still there: %s", error.message)
+
+    async def _remove(self, name: str) -> None:
+        try:
+            await self._engine.call("DELETE", f"/volumes/{name}")
+        except EngineRefused as error:
+            if error.status not in (_MISSING, _IN_USE):
+                raise
+
+    async def _make(self, scratch: str) -> None:
+        labels = {"tidebox.tools": self.volume.removeprefix(VOLUME)}
+        await self._engine.call("POST", "/volumes/create", body={"Name": self.volume, "Labels": labels})
+        name = await self._hold(scratch)
+        try:
+            if not await self._is_complete(name):
+                archive = await self._archive()
+                # The mark goes last: what is only half there is not taken for whole.
+                for part in (archive, tar_of({_COMPLETE: b""})):
+                    await self._engine.call(
+                        "PUT",
+                        f"/containers/{name}/archive",
+                        query={"path": launchers.DIRECTORY},
+                        body=part,
+                        seconds=_FILL_SECONDS,
+                    )
+        finally:
+            await self._engine.call("DELETE", f"/containers/{name}", query={"force": "1"})
+
+    async def _hold(self, scratch: str) -> str:
+        """A container with the volume whose name only one can have at a time, of all who use the engine.
+
+        Files that are written a second time while agents run from them would end those.
+        """
+        name = f"{self.volume}-filling"
+        mount = {
+            "Type": "volume",
+            "Source": self.volume,
+            "Target": launchers.DIRECTORY,
+            "VolumeOptions": {"NoCopy": True},
+        }
+        body = {
+            "Image": scratch,
+            "Cmd": ["none"],
+            "Labels": self._labels,
+            "NetworkDisabled": True,
+            "HostConfig": {"NetworkMode": "none", "Mounts": [mount]},
+        }
+        while True:
+            try:
+                await self._engine.call("POST", "/containers/create", query={"name": name}, body=body)
+                return name
+            except EngineRefused as error:
+                if error.status != _IN_USE:
+                    raise
+            await self._wait_for(name)
+
+    async def _wait_for(self, name: str) -> None:
+        """Wait until another is done with it; one that is not done in time is dead."""
+        try:
+            await self._engine.call(
+                "POST", f"/containers/{name}/wait", query={"condition": "removed"}, seconds=_HOLD_SECONDS
+            )
+        except EngineRefused as error:
+            if error.status != _MISSING:
+                raise
+        except StartupTimeout:
+            try:
+                await self._engine.call("DELETE", f"/containers/{name}", query={"force": "1"})
+            except EngineRefused as error:
+                if error.status != _MISSING:
+                    raise
+
+    async def _is_complete(self, container: str) -> bool:
+        try:
+            await self._engine.call(
+                "HEAD", f"/containers/{container}/archive", query={"path": f"{launchers.DIRECTORY}/{_COMPLETE}"}
+            )
+        except EngineRefused as error:
+            if error.status != _MISSING:
+                raise
+            return False
+        return True
+
+    async def _archive(self) -> bytes:
+        collected = await collecting.collect(self._engine, self._machine, self._labels, self._provide)
+        files = launchers.files()
+        for nested in (False, True):
+            files[filter_name(nested)] = seccomp.build_filter(self._machine, nested)
+        return await asyncio.to_thread(with_files, collected, files)
+
+
+@functools.cache
+def _digest(machine: str) -> str:
+    """Of what the volume is made from: the interpreter, by what tells one from the next, and our own files."""
+    interpreter = os.path.realpath(sys.executable)
+    status = os.stat(interpreter)
+    marks: list[Any] = [machine, sys.version, interpreter, status.st_size, status.st_mtime_ns]
+    digest = hashlib.sha256(repr(marks).encode())
+    files = {**collecting.sources(), "collect": collecting.PROGRAM.read_bytes(), **launchers.files()}
+    for path, content in files.items():
+        digest.update(path.encode() + b"\0" + content)
+    return digest.hexdigest()[:16]
+
+
+async def make_scratch(engine: Engine) -> str:
+    """An image of nothing, to make containers of that need none; who made it removes it."""
+    name = f"tidebox-scratch:{secrets.token_hex(8)}"
+    empty = tar_of({".tidebox/empty": b""})
+    # With the tag in the name: not every engine reads it from elsewhere.
+    await engine.call("POST", "/images/create", query={"fromSrc": "-", "repo": name}, body=empty)
+    return name
+
+
+async def remove_scratch(engine: Engine, name: str) -> None:
+    """Remove such an image, if it is still there."""
+    try:
+        await engine.call("DELETE", f"/images/{name}", query={"force": "1"})
+    except EngineRefused as error:
+        if error.status != _MISSING:
+            raise

@@ -1,0 +1,4 @@
+"""Packages for boxes: resolved by uv and npm, fetched by their locks, unpacked as hostile archives, made into layers.
+
+Nothing of a package runs on the host. Resolvers read metadata only; archives are data; bytecode is compiled in a box.
+"""

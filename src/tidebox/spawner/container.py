@@ -1,0 +1,163 @@
+"""Pid 1 of a container: the agent on the container's own standard streams, with the user's uid and no power.
+
+User code has the same uid, so the agent is kept from it by three things. It is not dumpable: nothing of /proc/1 that
+matters can be opened. A filter that it loads on itself, and that everything inherits, has no call that reaches into
+another process or changes its limits. And no child of its holds a descriptor of its when user code could look at it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tidebox.agent import trees
+from tidebox.agent.main import serve
+from tidebox.agent.setup import Setup
+from tidebox.spawner import syscalls as sys_
+from tidebox.spawner.counters import read_counters
+from tidebox.wire.generations import GENERATION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+USER = "user"
+_CGROUP = "/sys/fs/cgroup"
+# On v1 each controller has a directory of its own, on v2 they share one.
+_CONTROLLERS = ("", "/memory", "/cpuacct", "/pids")
+_ROOT = "/workspace"
+_READ = 1 << 18
+_MOST_NAMES = 64 << 20
+
+
+def main(arguments: list[str]) -> int:
+    """Serve; the argument is the file of the system call filter, or none where the container has one of its own."""
+    sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
+    sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
+    if arguments:
+        with open(arguments[0], "rb") as file:
+            sys_.make(sys_.Filter(file.read()).load_calls, "load the filter")
+    incoming, outgoing = _take_streams()
+    counters = _Counters()
+    os.environ.clear()
+    return serve(
+        Setup(
+            sock=incoming,
+            out=outgoing,
+            generation=GENERATION,
+            user=(os.getuid(), os.getgid()),
+            default_user_name=USER,
+            confine=_confine,
+            builtins={"send": _send, "receive": _receive, "examine": _examine, "renew": _renew},
+            oom_score_fd=os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
+            counters=counters.read,
+            shares_user=True,
+        )
+    )
+
+
+def _take_streams() -> tuple[int, int]:
+    """Move the connection to the host out of the way: what the first three descriptors are, programs have too."""
+    incoming, outgoing = os.dup(0), os.dup(1)
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    return incoming, outgoing
+
+
+def _confine() -> None:
+    # In a child that holds nothing of the agent's any more: a program is dumpable, and its /proc files are its own.
+    sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
+
+
+class _Counters:
+    """What the container's control group counts."""
+
+    def __init__(self) -> None:
+        self._directories = []
+        for name in _CONTROLLERS:
+            try:
+                self._directories.append(os.open(_CGROUP + name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            except OSError:
+                pass  # not here; what it would tell is then not known
+
+    def read(self) -> dict[str, int]:
+        """All of them."""
+        return read_counters(self._directories)
+
+
+def _examine(arguments: list[str], control: int) -> NoReturn:
+    """What holds in this container; loaded only by who asks."""
+    from tidebox.spawner.examination import examine
+
+    examine(arguments, control)
+
+
+def _renew(arguments: list[str], control: int) -> NoReturn:
+    """Leave nothing of the programs so far but the workspace; loaded only by who asks."""
+    from tidebox.spawner.renewal import renew
+
+    renew(arguments, control)
+
+
+def _send(arguments: list[str], _control: int) -> NoReturn:
+    """``list ENTRIES DEPTH``: records of all below the workspace. ``files``: those named on standard input, with data.
+
+    What cannot be read any more is left out.
+    """
+    root = os.open(_ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if arguments[0] == "list":
+        for record in trees.walk(root, int(arguments[1]), int(arguments[2])):
+            _write(record.encode())
+    else:
+        for path in _paths():
+            try:
+                for data in trees.file_stream(root, path):
+                    _write(data)
+            except BrokenPipeError:
+                raise
+            except OSError:
+                continue
+    _write(trees.THE_END.encode())
+    os._exit(0)
+
+
+def _paths() -> list[bytes]:
+    data = b""
+    while len(data) < _MOST_NAMES:
+        more = os.read(0, _READ)
+        if not more:
+            break
+        data += more
+    found, at = [], 0
+    while at + trees.NAME.size <= len(data):
+        (length,) = trees.NAME.unpack_from(data, at)
+        at += trees.NAME.size
+        found.append(data[at : at + length])
+        at += length
+    return found
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def _receive(_arguments: list[str], _control: int) -> NoReturn:
+    """Make what the records on standard input say; the exit code is the error's number."""
+    receiver = trees.Receiver(os.open(_ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    try:
+        while not receiver.ended:
+            data = os.read(0, _READ)
+            if not data:
+                os._exit(1)
+            receiver.feed(data)
+    except OSError as error:
+        os._exit(error.errno or 1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))

@@ -7,14 +7,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tidebox.embedded import arun, run
+    from tidebox.entry import arun, run
     from tidebox.model.result import Result
+    from tidebox.sdk.sandboxes.blocking import Sandbox
 
-__all__ = ["Result", "__version__", "arun", "run"]
+__all__ = ["Result", "Sandbox", "__version__", "arun", "run"]
 
 __version__ = "0.1.0"
 
-_LAZY = {"run": "tidebox.embedded", "arun": "tidebox.embedded", "Result": "tidebox.model.result"}
+_LAZY = {
+    "run": "tidebox.entry",
+    "arun": "tidebox.entry",
+    "Result": "tidebox.model.result",
+    "Sandbox": "tidebox.sdk.sandboxes.blocking",
+}
 
 
 def __getattr__(name: str) -> Any:

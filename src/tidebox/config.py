@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidebox.errors import InvalidRequest
+from tidebox.model.languages import BUILT_IN, Languages
 from tidebox.model.node import is_node_id
 from tidebox.model.providers import RemoteServer, read_servers
+from tidebox.model.runtimes import BOUNDARIES
+
+if TYPE_CHECKING:
+    from tidebox.model.outward import EgressAsk
 
 PREFIX = "SANDBOX_"
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -23,6 +29,11 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 def _default_data_dir() -> Path:
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "tidebox"
+
+
+def _default_runtime() -> str:
+    # Elsewhere containers are in a Linux machine of their own.
+    return "native" if sys.platform == "linux" else "docker"
 
 
 def _setting(
@@ -91,6 +102,21 @@ def _network_policy(text: str) -> str:
     return text
 
 
+def _boundary(text: str) -> str:
+    if text not in BOUNDARIES:
+        raise ValueError(f"give {', '.join(BOUNDARIES[:-1])} or {BOUNDARIES[-1]}")
+    return text
+
+
+def _language_images(text: str) -> tuple[str, ...]:
+    found = _words(text)
+    for word in found:
+        language, _, image = word.partition("=")
+        if not language or not image:
+            raise ValueError("give languages with their images, such as python=python:3.12,go=golang:1.22")
+    return found
+
+
 def _urls(text: str) -> tuple[str, ...]:
     return tuple(map(_url, _words(text)))
 
@@ -102,6 +128,13 @@ def _networks(text: str) -> tuple[str, ...]:
         return tuple(str(ipaddress.ip_network(word)) for word in _words(text))
     except ValueError:
         raise ValueError("give addresses such as 10.0.0.1 or networks such as 10.0.0.0/8") from None
+
+
+def _packages(text: str) -> tuple[str, ...]:
+    found = _words(text)
+    if not found or (len(found) > 1 and {"any", "off"} & set(found)):
+        raise ValueError("give any, off, or names of packages with commas between them")
+    return found
 
 
 def _store_backend(text: str) -> str:
@@ -155,6 +188,52 @@ def _role_capabilities(text: str) -> tuple[str, ...]:
     return found
 
 
+def _egress_allowlist(text: str) -> EgressAsk | None:
+    import json
+
+    from tidebox.model.outward import read_ask
+
+    try:
+        found = read_ask(json.loads(text))
+    except InvalidRequest as error:
+        raise ValueError(error.message) from None
+    except (ValueError, RecursionError):
+        raise ValueError('give JSON such as {"hosts": ["example.com"], "cidrs": [], "ips": []}') from None
+    if found.events or found.headers or found.signing or found.secrets:
+        raise ValueError("give hosts, cidrs, ips and packages alone")
+    return found if found.rules or found.packages else None
+
+
+def _egress_resolver(text: str) -> str:
+    import ipaddress
+
+    # Without brackets an address of IPv6 has no port: colons are all it is made of.
+    bare = text.count(":") > 1 and not text.startswith("[")
+    host, _, port = (text, "", "") if bare or ":" not in text or text.endswith("]") else text.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        number = int(port or "53")
+    except ValueError:
+        raise ValueError("give an address and a port, such as 192.0.2.53:53 or [2001:db8::53]:53") from None
+    if not 0 < number < 65536:
+        raise ValueError("give a port of 1 to 65535")
+    return f"[{address}]:{number}" if address.version == 6 else f"{address}:{number}"
+
+
+def _egress_proxy(text: str) -> str:
+    from urllib.parse import urlsplit
+
+    wrong = ValueError("give the URL of a proxy: http://proxy.example:3128, with user:password@ where it wants them")
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
+    except ValueError:
+        raise wrong from None
+    if not usable or not text.isprintable() or parts.query or parts.fragment:
+        raise wrong
+    return text
+
+
 def _level(text: str) -> str:
     if text not in ("debug", "info", "warning", "error"):
         raise ValueError("give debug, info, warning or error")
@@ -184,7 +263,48 @@ class Settings:
     pool_elixir: int = _setting(
         "Parked cells for Elixir, kept from its first program on; each is a whole BEAM.", _whole, 1, low=0, high=16
     )
+    pool_guests: int = _setting(
+        "Further kinds of cells kept once asked for: other images, programs that import much. The least recently used "
+        "goes first; 0 keeps none.",
+        _whole,
+        8,
+        low=0,
+        high=64,
+    )
+    warm_images: tuple[str, ...] = _setting(
+        "Images whose interpreters are kept parked from the start; others from their first program on.", _words, ()
+    )
     pool_max_age_sec: float = _setting("A parked cell older than this is replaced unused.", _number, 600.0, low=1)
+
+    docker_host: str | None = _setting(
+        "Where the Docker engine is: unix:///path, or tcp://host with TLS (DOCKER_TLS_VERIFY, DOCKER_CERT_PATH). By "
+        "default DOCKER_HOST, or the socket of Docker or Podman at its usual place.",
+        str,
+    )
+    docker_images: tuple[str, ...] = _setting(
+        "Patterns of the images that may be used on docker, with commas between them: python:*,ghcr.io/ours/*. By "
+        "default every image may.",
+        _words,
+        (),
+    )
+    docker_prepull: tuple[str, ...] = _setting(
+        "Images that the engine is to have before anybody asks for them, with commas between them.", _words, ()
+    )
+    docker_warm: int = _setting(
+        "Containers kept ready for each image in use, with its interpreter parked; 0 starts each when it is asked for.",
+        _whole,
+        0,
+        low=0,
+        high=64,
+    )
+    docker_seccomp: Path | None = _setting(
+        "A system call profile in Docker's format, in place of the one that is as strict as the native filter.", Path
+    )
+    docker_apparmor_profile: str | None = _setting(
+        "The name of the AppArmor profile of containers, used where the kernel has AppArmor; the package has one in "
+        "tidebox/runtime/docker/tidebox.apparmor, to be loaded with apparmor_parser.",
+        str,
+    )
 
     host: str = _setting("Address the server listens on.", str, "127.0.0.1")
     port: int = _setting("Port the server listens on; 0 takes a free one.", _whole, 8787, low=0, high=65535)
@@ -288,10 +408,10 @@ class Settings:
         "The longest piece of input that an interactive run may ask to be sent.", _whole, 64 * 1024, low=1
     )
     interactive_max_bytes: int = _setting(
-        "The most input that an interactive run may ask for.", _whole, 1024 * 1024, low=1
+        "The most input that an interactive run may ask for.", _whole, 64 * 1024 * 1024, low=1
     )
     interactive_input_bps: int = _setting(
-        "The most input in a second that an interactive run may ask for, in bytes.", _whole, 1024 * 1024, low=1
+        "The most input in a second that an interactive run may ask for, in bytes.", _whole, 64 * 1024 * 1024, low=1
     )
     interactive_idle_timeout_sec: float = _setting(
         "The longest pause between two pieces of input that an interactive run may ask for.", _number, 300.0, low=0.1
@@ -316,11 +436,93 @@ class Settings:
     )
     audit_retention_days: int = _setting("Days after which the audit log of a day is removed.", _whole, 30, low=1)
 
-    default_runtime: str = _setting("The runtime of runs that do not name one.", str, "native")
+    packages: tuple[str, ...] | None = _setting(
+        "Which packages programs may ask for: any, off, or names with commas between them, of Python and Node alike "
+        "or, as python:NAME or node:NAME, of one. By default any for the library, the command line and the holder of "
+        "the API key, and none for users with tokens.",
+        _packages,
+    )
+    package_max_mb: int = _setting(
+        "The most that the packages of one program may take, in MiB, to fetch and unpacked.", _whole, 4096, low=1
+    )
+    package_tool_memory_mb: int = _setting(
+        "The most memory that uv or npm may take while they resolve and fetch packages, in MiB.", _whole, 2048, low=64
+    )
+    package_tool_cpu_sec: int = _setting(
+        "The most processor time that each start of uv or npm may take, in seconds.", _whole, 120, low=1
+    )
+    package_cache_mb: int = _setting(
+        "The most that packages which no named image has take of the disk, in MiB; beyond, those that were not used "
+        "the longest go.",
+        _whole,
+        8192,
+        low=0,
+    )
+    default_runtime: str = _setting(
+        "The runtime of programs whose caller names none; by default native on Linux, and docker elsewhere.",
+        str,
+        factory=_default_runtime,
+    )
+    untrusted_boundary: str = _setting(
+        "The weakest boundary that runs with trust_level untrusted may have: namespaces, container, user_kernel or "
+        "microvm. One that names no runtime then gets one that has it.",
+        _boundary,
+        BOUNDARIES[0],
+    )
+    language_images: tuple[str, ...] = _setting(
+        "The images of programs whose caller names a language and no image: python=IMAGE,javascript=IMAGE. By default "
+        "host on native, and elsewhere python:3.11-slim, for JavaScript node:20-alpine.",
+        _language_images,
+        (),
+    )
+    languages: Path | None = _setting(
+        "A file with languages besides those that are built in: tables [languages.NAME] in TOML.", Path
+    )
+    executable_scratch: bool = _setting(
+        "Whether programs of compiled languages have a directory, /scratch, in which what their compiler makes can be "
+        "executed, where files in /workspace cannot. Without it such programs are refused there.",
+        _flag,
+        True,
+    )
+    compile_timeout_sec: float = _setting(
+        "How long a program may be compiled, besides the time that it may run.", _number, 60.0, low=0.1, high=3600
+    )
     network_default: str = _setting(
-        "What network a run that does not say gets: deny_all. With allowlist such runs are refused.",
+        "What network a run that does not say gets: deny_all, or allowlist for what SANDBOX_EGRESS_ALLOWLIST allows.",
         _network_policy,
         "deny_all",
+    )
+    egress_allowlist: EgressAsk | None = _setting(
+        'What programs may reach that ask for a network: JSON such as {"hosts": ["*.example.com"], "cidrs": [], '
+        '"ips": [], "packages": true}. Without it a server lets nobody out, and `tidebox run` lets a program reach '
+        "what its user names.",
+        _egress_allowlist,
+    )
+    egress_resolver: str | None = _setting(
+        "Where the names of allow-lists are resolved: address:port; by default where the machine resolves names.",
+        _egress_resolver,
+    )
+    egress_secrets: Path | None = _setting(
+        "A file, readable by its owner alone, with secrets that are put into requests of programs.", Path
+    )
+    egress_ca_file: Path | None = _setting(
+        "Certificates that servers are verified by where secrets are put into requests, besides the system's.", Path
+    )
+    egress_proxy: str | None = _setting(
+        "A proxy that connections of programs are made through (by CONNECT): http://proxy.example:3128.",
+        _egress_proxy,
+        secret=True,
+    )
+    egress_connections: int = _setting("Connections that one box may have at once.", _whole, 256, low=1, high=65536)
+    egress_connections_total: int = _setting(
+        "Connections that all boxes together may have at once.", _whole, 8192, low=1, high=1048576
+    )
+    egress_max_mb: int = _setting("The most that one box may send and receive together, in MiB.", _whole, 16384, low=1)
+    egress_rate_kib: int = _setting(
+        "The most that one box may send and receive in a second, in KiB; 0 for as much as there can be.",
+        _whole,
+        0,
+        low=0,
     )
     max_cpu: float = _setting("The most processors that a run may ask for.", _number, 4.0, low=0.01, high=1024)
     max_mem_mb: int = _setting("The most memory, in MiB, that a run may ask for.", _whole, 8192, low=8, high=1048576)
@@ -448,7 +650,44 @@ class Settings:
         (),
         secret=True,
     )
+    mcp_dotted_names: bool = _setting(
+        "Whether the tool sandbox_run is listed as sandbox.run, with a schema that has oneOf. Big MCP clients refuse "
+        "either.",
+        _flag,
+        False,
+    )
     log_level: str = _setting("The least severe log line that is written: debug, info, warning, error.", _level, "info")
+
+    def docker_seccomp_profile(self) -> str | None:
+        """The profile that is named; raises ``InvalidRequest`` where it is none."""
+        if self.docker_seccomp is None:
+            return None
+        import json
+
+        try:
+            text = self.docker_seccomp.read_text()
+            if not isinstance(json.loads(text), dict):
+                raise ValueError("not an object")
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(
+                f"SANDBOX_DOCKER_SECCOMP: {self.docker_seccomp} is no profile: {error}", field="docker_seccomp"
+            ) from None
+        return text
+
+    def known_languages(self) -> Languages:
+        """Every language of this installation; raises ``InvalidRequest`` naming what of a setting is wrong."""
+        found = BUILT_IN if self.languages is None else _read_languages(self.languages)
+        for name in self.images_by_language:
+            try:
+                found.named(name)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"SANDBOX_LANGUAGE_IMAGES: {error.message}", field="language_images") from None
+        return found
+
+    @property
+    def images_by_language(self) -> dict[str, str]:
+        """The images that were chosen for languages."""
+        return dict(word.split("=", 1) for word in self.language_images)
 
     @property
     def several_users(self) -> bool:
@@ -459,6 +698,25 @@ class Settings:
     def agent_sockets(self) -> Path:
         """Where clients reach the agents of sandboxes."""
         return self.data_dir / "run" / "agents"
+
+
+def _read_languages(path: Path) -> Languages:
+    import tomllib
+
+    from tidebox.model.language_file import read_languages
+
+    def wrong(reason: object) -> InvalidRequest:
+        return InvalidRequest(f"SANDBOX_LANGUAGES: {path}: {reason}", field="languages")
+
+    try:
+        with path.open("rb") as file:
+            return read_languages(tomllib.load(file))
+    except InvalidRequest as error:
+        raise wrong(error.message) from None
+    except OSError as error:
+        raise wrong(error.strerror) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise wrong(f"not TOML: {error}") from None
 
 
 def load_settings(**overrides: Any) -> Settings:
@@ -494,9 +752,56 @@ def _check_range(name: str, value: Any, limits: Mapping[str, Any]) -> None:
         raise InvalidRequest(f"{name}: must be at most {high:g}, not {value!r}", field=name)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """What clients of a server find in the environment."""
+
+    url: str | None = None
+    """``TIDEBOX_URL``: the server."""
+    api_key: str | None = field(default=None, repr=False)
+    """``TIDEBOX_API_KEY``: the key for it."""
+    profile: str | None = None
+    """``TIDEBOX_PROFILE``: the stored server to use instead of the current one."""
+    config_dir: Path
+    """Where profiles are stored: ``tidebox`` in the user's configuration directory."""
+
+
+def load_client_settings() -> ClientSettings:
+    """The client settings of this process."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return ClientSettings(
+        url=os.environ.get("TIDEBOX_URL") or None,
+        api_key=os.environ.get("TIDEBOX_API_KEY") or None,
+        profile=os.environ.get("TIDEBOX_PROFILE") or None,
+        config_dir=Path(base) / "tidebox",
+    )
+
+
+def wants_colors() -> bool:
+    """Whether colours may be shown on a terminal (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def session_environment() -> dict[str, str]:
-    """What of the environment tells where programs and the login session are."""
-    return {name: os.environ[name] for name in ("PATH", "XDG_RUNTIME_DIR") if name in os.environ}
+    """What of the environment tells where programs, the login session and the container engine are."""
+    names = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def package_environment() -> dict[str, str]:
+    """What of the environment uv and npm are to know: their own settings, and where the network and their files are."""
+    known = {"PATH", "HOME", "LANG", "NETRC", "XDG_CONFIG_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS"}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in known or name.upper().startswith(("UV_", "NPM_CONFIG_")) or name.upper().endswith("_PROXY")
+    }
+
+
+def mirror_environment() -> dict[str, str]:
+    """What of the environment pip, npm and apt are to know when they are asked for their mirrors."""
+    more = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name == "APT_CONFIG"}
+    return package_environment() | more
 
 
 def environment_variable(name: str) -> str | None:

@@ -4,49 +4,89 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
+import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack
 
-from tidebox.config import Settings, load_settings, session_environment
-from tidebox.errors import InvalidRequest, StartupTimeout
+from tidebox.config import Settings, load_settings, mirror_environment, package_environment, session_environment
+from tidebox.errors import InvalidRequest, StartupTimeout, TideboxError
 from tidebox.model.box import BoxSpec, CaptureRule
-from tidebox.model.events import Event, Output
-from tidebox.model.launch import WORKSPACE, Cell, Launch, plan_code, plan_command
-from tidebox.model.limits import Limits, make_limits
+from tidebox.model.events import EgressSeen, Event, Output
+from tidebox.model.ids import new_id
+from tidebox.model.images import HOST
+from tidebox.model.languages import Cell, Languages
+from tidebox.model.launch import WORKSPACE, Launch, inside_workspace, plan_code, plan_command
+from tidebox.model.limits import KIB, MIB, Limits, make_limits
 from tidebox.model.order import Ending, Order, Sink
+from tidebox.model.packages import NO_PACKAGES, Packages, packages_of, policy_of
 from tidebox.model.result import Result
-from tidebox.model.runtimes import Report
+from tidebox.model.runtimes import Report, Start
 from tidebox.model.switch import Switch
-from tidebox.runtime.base import Runtime, RuntimeSettings
+from tidebox.runtime.base import Box, DockerSettings, EgressSettings, Runtime, RuntimeSettings
 from tidebox.runtime.driver import Driver
-from tidebox.runtime.images import IMAGES
+from tidebox.runtime.images import IMAGES, check_importable
 from tidebox.runtime.images import Image as Image
 from tidebox.runtime.images import ImageStore as ImageStore
 from tidebox.runtime.link import Link
 from tidebox.runtime.pool import CellKey, Pool
+from tidebox.runtime.program import encode_program
 from tidebox.runtime.registry import load
-from tidebox.runtime.runners import Runners, RuntimeRunner
+from tidebox.runtime.runners import Runners, RuntimeRunner, Tell
+
+if TYPE_CHECKING:
+    from tidebox.model.outward import BoxEgress, EgressAsk, EgressRules
+    from tidebox.model.recipes import Recipe
+    from tidebox.runtime.packaging.packager import Packager
+
+_log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+
+# Cells of each kind that is kept only because it was asked for.
+_GUEST_CELLS = 2
+# Programs by which an interpreter shows that it works, and how long they have for that.
+_TELLS = {"python": "print('started')", "javascript": "console.log('started')"}
+_TOLD = b"started\n"
+_TELL_SECONDS = 20.0
 
 
 class Engine:
     """The runtimes with their pools and drivers, living on one event loop; ``runtime`` and so on are the default's."""
 
     def __init__(
-        self, settings: Settings | None = None, *, pool: bool = True, shapes: Sequence[BoxSpec] = (BoxSpec(),)
+        self,
+        settings: Settings | None = None,
+        *,
+        pool: bool = True,
+        shapes: Sequence[BoxSpec] = (BoxSpec(),),
+        host_tools: bool = True,
     ) -> None:
         """``shapes`` are those of the boxes that the pool keeps ready, each as many as the settings say.
+
+        ``host_tools`` says whether the machine's own compilers serve their languages.
 
         Raises ``RuntimeUnavailable`` where there is no runtime of the name that the settings say.
         """
         self.settings = settings or load_settings()
         self._shapes = shapes if pool else ()
-        self.runners = Runners(self._make_runner, self.settings.default_runtime)
+        images = self.settings.images_by_language
+        self.languages = self.settings.known_languages()
+        self.runners = Runners(
+            self._make_runner,
+            self.settings.default_runtime,
+            self._image_with,
+            images,
+            self.languages,
+            host_tools=host_tools,
+        )
+        self._packager: Packager | None = None
+        self._egress_rules: EgressRules | None = None
         default = self.runners.default
         self.runtime, self.pool, self.driver = default.runtime, default.pool, default.driver
 
@@ -61,8 +101,18 @@ class Engine:
                 allow_nested_filters=settings.allow_nested_filters,
                 max_processes=settings.ulimit_nproc,
                 environment=session_environment(),
+                docker=DockerSettings(
+                    host=settings.docker_host,
+                    seccomp=settings.docker_seccomp_profile(),
+                    apparmor_profile=settings.docker_apparmor_profile,
+                    allowed_images=settings.docker_images,
+                    prepull=settings.docker_prepull,
+                ),
+                egress=_egress_settings(settings),
             )
         )
+        if runtime.external:
+            return self._make_external(runtime)
         sizes = {shape: self._pool_sizes(runtime, shape) for shape in self._shapes}
         all_sizes = {key: size for found in sizes.values() for key, size in found.items()}
         pool = Pool(
@@ -73,8 +123,49 @@ class Engine:
             limits=Limits(),
             limits_of={key: shape.limits for shape, found in sizes.items() for key in found},
             max_age=settings.pool_max_age_sec,
+            most_guests=settings.pool_guests if runtime.features.parks and runtime.features.adjusts else 0,
+            guest_sizes={
+                "python": min(settings.pool_python, _GUEST_CELLS),
+                "any": min(settings.pool_python, _GUEST_CELLS),
+                "node": min(settings.pool_node, _GUEST_CELLS),
+            },
         )
         return RuntimeRunner(runtime, pool, Driver(runtime, pool))
+
+    def _make_external(self, runtime: Runtime) -> RuntimeRunner:
+        """Boxes of another program's making are kept ready only where that was asked for, once they were used."""
+        settings = self.settings
+        warm = settings.docker_warm if self._shapes else 0
+        pool = Pool(
+            runtime,
+            sizes={},
+            limits=Limits(),
+            max_age=settings.pool_max_age_sec,
+            most_guests=settings.pool_guests if warm else 0,
+            guest_sizes={"python": warm, "node": warm, "": warm},
+        )
+        return RuntimeRunner(runtime, pool, Driver(runtime, pool))
+
+    @property
+    def packager(self) -> Packager:
+        """What puts packages on top of images; made when it is first asked for."""
+        if self._packager is None:
+            # It comes with much that nobody needs who asks for no package.
+            from tidebox.runtime.packaging.packager import PackageLimits, Packager
+
+            settings = self.settings
+            limits = PackageLimits(
+                layer_bytes=settings.package_max_mb * MIB,
+                cache_bytes=settings.package_cache_mb * MIB,
+                tool_memory_bytes=settings.package_tool_memory_mb * MIB,
+                tool_cpu_seconds=settings.package_tool_cpu_sec,
+            )
+            images = ImageStore(settings.data_dir / IMAGES)
+            self._packager = Packager(images, self.runners.run, limits, package_environment())
+        return self._packager
+
+    async def _image_with(self, image: str, packages: Packages, tell: Tell, user: str) -> str:
+        return await self.packager.image_with(image, packages, tell, user)
 
     def _pool_sizes(self, runtime: Runtime, shape: BoxSpec) -> dict[CellKey, int]:
         # A box that was opened beforehand waits under other limits than those of its program.
@@ -94,8 +185,15 @@ class Engine:
         return sizes
 
     def start(self) -> None:
-        """Begin to fill the pool."""
+        """Begin to fill the pool, with the images that are to be warm from the start too."""
         self.runners.start()
+        kinds: tuple[Cell, ...] = ("python", "node", "any")
+        for image in self.settings.warm_images:
+            try:
+                for kind in kinds:
+                    self.pool.want(CellKey.of(self.runtime, kind, BoxSpec(image=image)), Limits())
+            except TideboxError as error:
+                _log.warning("SANDBOX_WARM_IMAGES: %s", error.message)
 
     async def probe(self) -> Report:
         """What the runtime can enforce here; StartupTimeout if it does not tell in the time of a start."""
@@ -111,7 +209,11 @@ class Engine:
 
     async def close(self) -> None:
         """End everything; nothing is left behind."""
-        await self.runners.close()
+        try:
+            if self._packager is not None:
+                await self._packager.close()
+        finally:
+            await self.runners.close()
 
     async def run(
         self,
@@ -119,30 +221,172 @@ class Engine:
         sink: Sink,
         *,
         limits: Limits,
-        image: str = "host",
+        runtime: str | None = None,
+        image: str = HOST,
+        packages: Packages = NO_PACKAGES,
+        egress: EgressAsk | None = None,
         stdin: bytes | AsyncIterator[bytes] | None = None,
         files: Mapping[str, bytes] | None = None,
         artifacts: Iterable[str] = (),
         cancel: Switch | None = None,
+        on_egress: Callable[[EgressSeen], None] | None = None,
     ) -> Ending:
-        """Run one program in a fresh box."""
+        """Run one program in a fresh box; raises ``RuntimeUnavailable`` where there is no runtime of that name."""
+        if packages:
+            policy_of(self.settings.packages, owner=True).check(packages)
         patterns = tuple(artifacts)
         # The file that holds the code is ours, not something the program made.
         main = launch.program.path.removeprefix(WORKSPACE + "/") if launch.program.source else ""
         order = Order(
             launch=launch,
-            spec=BoxSpec(image=image, limits=limits),
+            spec=BoxSpec(
+                runtime=runtime,
+                image=image,
+                packages=packages,
+                limits=limits,
+                egress=await self._way_out(egress) if egress is not None else None,
+            ),
             stdin=stdin,
-            files={_inside_workspace(name): content for name, content in (files or {}).items()},
+            files={inside_workspace(name): content for name, content in (files or {}).items()},
             capture=CaptureRule(patterns, exclude=frozenset({main})) if patterns else None,
             startup_timeout=self.settings.default_startup_timeout_sec,
+            on_egress=on_egress,
         )
         return await self.runners.run(order, sink, cancel)
+
+    async def _way_out(self, ask: EgressAsk) -> BoxEgress:
+        """What a program may reach whose user, who is the operator here, asks for that."""
+
+        def agree() -> BoxEgress:
+            if self._egress_rules is None:
+                self._egress_rules = egress_rules(self.settings, embedded=True)
+            return self._egress_rules.agree([ask], user="", owner=True, box=new_id("box"))
+
+        # Files may have to be read for it, and tools be asked.
+        return await asyncio.to_thread(agree)
+
+
+def _egress_settings(settings: Settings) -> EgressSettings:
+    return EgressSettings(
+        resolver=settings.egress_resolver,
+        secrets=settings.egress_secrets,
+        ca_file=settings.egress_ca_file,
+        proxy=settings.egress_proxy,
+        connections=settings.egress_connections,
+        connections_total=settings.egress_connections_total,
+        bytes=settings.egress_max_mb * MIB,
+        rate=settings.egress_rate_kib * KIB,
+    )
+
+
+def egress_rules(settings: Settings, *, embedded: bool) -> EgressRules:
+    """What the operator lets programs reach; raises ``InvalidRequest`` naming the setting that cannot be used.
+
+    Without a server whoever runs a program is the operator: the program reaches what they name, within
+    SANDBOX_EGRESS_ALLOWLIST where that is set.
+    """
+    from tidebox.egress.operating import operator_rules
+
+    return operator_rules(settings.egress_allowlist, settings.egress_secrets, mirror_environment(), embedded=embedded)
+
+
+async def start_of(engine: Engine, language: str, image: str) -> Start | None:
+    """How programs of a language start in an image, found by giving one to a parked interpreter; None where none do."""
+    launch = plan_code(language, _TELLS[language])
+    runtime = engine.runtime
+    command = runtime.parking(launch.cell, image)
+    try:
+        if command is not None:
+            block = encode_program(launch.program, int(_TELL_SECONDS))
+            spec = BoxSpec(image=image, limits=Limits(timeout=_TELL_SECONDS))
+            box = await runtime.open(spec, first=command, first_input=block)
+            try:
+                async with asyncio.timeout(_TELL_SECONDS):
+                    if await _printed_by(box) == _TOLD:
+                        return runtime.start_of(launch.cell, image)
+            finally:
+                await box.close()
+        told = Collector()
+        await engine.run(replace(launch, direct=True), told, limits=Limits(timeout=_TELL_SECONDS), image=image)
+    except (TideboxError, TimeoutError):
+        return None
+    return "cold" if b"".join(told.parts["stdout"]) == _TOLD else None
+
+
+async def _printed_by(box: Box) -> bytes:
+    assert box.first is not None
+    await box.first.end_input()
+    return b"".join([event.data async for event in box.first.events() if isinstance(event, Output)])
 
 
 def image_store() -> ImageStore:
     """The images of this installation."""
     return ImageStore(load_settings().data_dir / IMAGES)
+
+
+def build_image(
+    name: str,
+    *,
+    base: str = HOST,
+    packages: Packages = NO_PACKAGES,
+    preload: Sequence[str] = (),
+    system_packages: Sequence[str] = (),
+    suite: str | None = None,
+    tell: Tell,
+) -> Image:
+    """Make an image: another one with packages on top, or a new root file system of Debian packages, or both.
+
+    ``suite`` says of which release the latter are; there is a new root file system where it is given.
+    """
+    store = image_store()
+    check_importable(name)
+    if suite is None:
+        image = store.resolve(base)
+    elif not packages and not preload:
+        return store.build(name, system_packages, suite)
+    else:
+        image = store.build(None, system_packages, suite)
+
+    async def layered() -> str:
+        engine = Engine(pool=False)
+        try:
+            return await engine.packager.image_with(image.name, packages, tell)
+        finally:
+            await engine.close()
+
+    held = store.hold(image)
+    try:
+        found = store.resolve(asyncio.run(layered()))
+        return store.tag(name, image, found, packages | image.packages, preload or image.preload)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def build_recipe(recipe: Recipe, name: str | None, *, suite: str, tell: Tell) -> Image:
+    """Make the image of a recipe, under its own name or another; ``suite`` is the release of its Debian packages."""
+    from tidebox.runtime import cooking
+
+    store = image_store()
+    if name is not None:
+        check_importable(name)
+    packages = cooking.packages_of(recipe)
+    base = store.build(None, recipe.apt, suite, cooking.MADE_AT) if recipe.apt else store.resolve(HOST)
+    held = store.hold(base)
+
+    async def made() -> Image:
+        engine = Engine(pool=False)
+        try:
+            image = store.resolve(await engine.packager.image_with(base.name, packages, tell))
+            return await cooking.finished(recipe, image, store, engine.runners.run, tell)
+        finally:
+            await engine.close()
+
+    try:
+        return store.tag(name or recipe.image, base, asyncio.run(made()), packages, ())
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
 
 
 async def agent_at(path: Path) -> Link:
@@ -151,13 +395,6 @@ async def agent_at(path: Path) -> Link:
     connection.connect(str(path))
     connection.setblocking(False)
     return await Link.open(connection, through_relay=True)
-
-
-def _inside_workspace(name: str) -> str:
-    relative = name.removeprefix(WORKSPACE + "/")
-    if "\0" in name or any(part in ("", ".", "..") for part in relative.split("/")):
-        raise InvalidRequest(f"not a file name inside {WORKSPACE}: {name!r}", field="files")
-    return f"{WORKSPACE}/{relative}"
 
 
 class Collector:
@@ -171,8 +408,33 @@ class Collector:
             self.parts[event.stream].append(event.data)
 
 
+class Runs(Protocol):
+    """Runs programs, each in a fresh box: the engine here, or a server."""
+
+    languages: Languages
+    """What code can be in."""
+
+    async def run(
+        self,
+        launch: Launch,
+        sink: Sink,
+        *,
+        limits: Limits,
+        runtime: str | None = None,
+        image: str = HOST,
+        packages: Packages = NO_PACKAGES,
+        egress: EgressAsk | None = None,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        artifacts: Iterable[str] = (),
+        cancel: Switch | None = None,
+        on_egress: Callable[[EgressSeen], None] | None = None,
+    ) -> Ending:
+        """Run one program; its events go to ``sink`` as they come."""
+
+
 async def run_on(
-    engine: Engine,
+    engine: Runs,
     code: str | bytes | None = None,
     language: str = "python",
     *,
@@ -181,23 +443,32 @@ async def run_on(
     stdin: bytes | str | None = None,
     files: Mapping[str, bytes] | None = None,
     artifacts: Iterable[str] = (),
-    image: str = "host",
+    runtime: str | None = None,
+    image: str = HOST,
+    packages: Packages | Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    egress: Sequence[str] | Mapping[str, Any] | None = None,
+    on_egress: Callable[[EgressSeen], None] | None = None,
     cancel: Switch | None = None,
     **limits: Any,
 ) -> Result:
     """Run code, or a command, on ``engine`` and collect its output."""
+    bounds = make_limits(**limits)
     if command is not None:
         launch = plan_command(command, env=env)
     elif code is not None:
-        launch = plan_code(language, code, env=env)
+        launch = plan_code(language, code, env=env, memory=bounds.memory, languages=engine.languages)
     else:
         raise InvalidRequest("give code or a command", field="code")
     collector = Collector()
     ending = await engine.run(
         launch,
         collector,
-        limits=make_limits(**limits),
+        limits=bounds,
+        runtime=runtime,
         image=image,
+        packages=packages_of(packages),
+        egress=_ask_of(egress) if egress is not None else None,
+        on_egress=on_egress,
         stdin=stdin.encode() if isinstance(stdin, str) else stdin,
         files=files,
         artifacts=artifacts,
@@ -215,6 +486,13 @@ async def run_on(
         artifacts=ending.captured.files if ending.captured else {},
         skipped_artifacts=ending.captured.skipped if ending.captured else 0,
     )
+
+
+def _ask_of(given: Sequence[str] | Mapping[str, Any]) -> EgressAsk:
+    # Few need it, and it takes its time to load.
+    from tidebox.model.outward import ask_of
+
+    return ask_of(given)
 
 
 def call_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Answer]) -> Answer:
@@ -304,7 +582,15 @@ class RunOptions(TypedDict, total=False):
     """Name -> content, placed in ``/workspace``."""
     artifacts: Iterable[str]
     """Patterns of files to bring back."""
+    runtime: str | None
+    """By which way it is isolated: ``native`` or ``docker``."""
     image: str
+    packages: Packages | Sequence[str] | Mapping[str, Sequence[str]] | None
+    """Python packages, or packages by language, put on top of the image: ``["pandas"]``, ``{"node": ["zod"]}``."""
+    egress: Sequence[str] | Mapping[str, Any] | None
+    """What the program may reach: hosts, or an object as requests have it; nothing where it is not given."""
+    on_egress: Callable[[EgressSeen], None] | None
+    """Hears of the connections that it makes and is denied."""
     cancel: Switch | None
     timeout: float | None
     memory: int | None
@@ -316,16 +602,18 @@ class RunOptions(TypedDict, total=False):
     inodes: int | None
     open_files: int | None
     file_size: int | None
+    compile_timeout: float | None
 
 
 def run(code: str | bytes | None = None, language: str = "python", **options: Unpack[RunOptions]) -> Result:
     """Run ``code`` in a fresh box and wait for its end.
 
     Options: ``command`` (a sequence, instead of code), ``env``, ``stdin``, ``files`` (name -> bytes, placed in
-    /workspace), ``artifacts`` (patterns of files to bring back), ``image``, and the limits, which are the fields of
-    ``tidebox.model.limits.Limits``: timeout, memory,
-    pids, cpus, output, workspace, ... The first call starts the machinery and a pool of warm cells, which live as
-    long as the process. Whoever is interrupted while he waits leaves no program running.
+    /workspace), ``artifacts`` (patterns of files to bring back), ``runtime`` (``native`` or ``docker``), ``image``,
+    ``packages`` (Python packages, or a mapping of python and node to packages; the first run with them waits until they
+    are there), and the limits, which are the fields of ``tidebox.model.limits.Limits``: timeout, memory, pids, cpus,
+    output, workspace, ... The first call starts the machinery and a pool of warm cells, which live as long as the
+    process. Whoever is interrupted while he waits leaves no program running.
     """
     return _background.run(code, language, **options)
 

@@ -7,15 +7,20 @@
     │   ├── LimitOutOfRange
     │   ├── InvalidSpecVersion   a version of the specification that is not spoken here
     │   ├── PolicyUnsupported    a policy that nothing here can enforce
+    │   ├── PackageUnresolvable  a package that is not in the index, or not for this image
+    │   ├── InvalidPackage       a package whose archive must not be unpacked
     │   ├── RangeNotSatisfiable
     │   └── PayloadTooLarge
     ├── Unauthorized              no credential, or a wrong one
     ├── Forbidden                 a known caller who may not do this
-    │   └── CapabilityDenied      a grant that does not cover it
+    │   ├── CapabilityDenied      a grant that does not cover it
+    │   └── PackageForbidden      a package that this caller may not ask for
     ├── NotFound                  nothing of that name that the caller may see
     ├── Expired                   it was there, and its time is over
+    │   └── NodeLost              it is on the disk of a server that is lost
     ├── Conflict                  not in the state that thing is in now
-    │   └── IdempotencyConflict   the same idempotency key with another body
+    │   ├── IdempotencyConflict   the same idempotency key with another body
+    │   └── WrongNode             another server has it
     ├── Busy                      right, but not now: a retry may help
     │   ├── Overloaded            no slot, and no room in the queue
     │   ├── RateLimited           too many requests
@@ -36,7 +41,9 @@
     ├── FileOperationFailed       a file operation in the box was refused
     ├── ConnectFailed             nothing listens in the box where a connection was asked for
     ├── AgentProtocolError        the agent broke the protocol
+    ├── ServerProtocolError       the server, of which we are a client, broke the protocol
     ├── StoreUnavailable          what must be kept cannot be
+    │   └── StoreInDoubt          it may have been kept: the store did not say
     ├── AuditUnavailable          what happens cannot be recorded, so it must not happen
     └── InternalError             a defect of ours
 
@@ -100,6 +107,20 @@ class PolicyUnsupported(InvalidRequest):
     http_status = 422
 
 
+class PackageUnresolvable(InvalidRequest):
+    """Packages that no index has in a form that this image can use; the message names them."""
+
+    code = "package_unresolvable"
+    http_status = 422
+
+
+class InvalidPackage(InvalidRequest):
+    """The archive of a package is damaged, hostile or too large; ``details['package']`` names it."""
+
+    code = "invalid_package"
+    http_status = 422
+
+
 class PayloadTooLarge(InvalidRequest):
     """More bytes than this installation accepts; ``details['limit']`` says how many it does."""
 
@@ -133,11 +154,23 @@ class CapabilityDenied(Forbidden):
     code = "capability_denied"
 
 
+class PackageForbidden(Forbidden):
+    """A package that the policy does not let this caller ask for; ``details['package']`` names it."""
+
+    code = "package_forbidden"
+
+
 class Expired(TideboxError):
     """It was there, and its time is over; a new one must be asked for."""
 
     code = "expired"
     http_status = 410
+
+
+class NodeLost(Expired):
+    """The server that has it is lost; ``details['node_id']`` names it. When that one is back, so is this."""
+
+    code = "node_lost"
 
 
 class NotFound(TideboxError):
@@ -158,6 +191,10 @@ class IdempotencyConflict(Conflict):
     """The idempotency key was used for another request; ``details['prior_id']`` names what that one made."""
 
     code = "idempotency_conflict"
+
+
+class WrongNode(Conflict):
+    """Another server has this, and only that one can do it; ``details['node_id']`` names it."""
 
 
 class Busy(TideboxError):
@@ -250,7 +287,7 @@ class StartupTimeout(ProvisionFailed):
 
 
 class FetchFailed(ProvisionFailed):
-    """A git repository could not be fetched; the message says what git said."""
+    """A git repository or a package could not be fetched; the message says why."""
 
     code = "fetch_failed"
     http_status = 502
@@ -305,12 +342,22 @@ class AgentProtocolError(TideboxError):
     code = "agent_protocol_error"
 
 
+class ServerProtocolError(TideboxError):
+    """The server sent something the protocol does not allow."""
+
+    code = "server_protocol_error"
+
+
 class StoreUnavailable(TideboxError):
     """The store does not answer, or cannot keep anything at the moment."""
 
     code = "store_unavailable"
     retryable = True
     http_status = 503
+
+
+class StoreInDoubt(StoreUnavailable):
+    """The store was told to keep something and did not answer: who needs to know whether it did looks."""
 
 
 class AuditUnavailable(TideboxError):

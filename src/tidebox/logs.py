@@ -71,7 +71,7 @@ def configure(level: str, file: TextIO | None = None) -> None:
     )
     logging.basicConfig(handlers=[handler], level=LEVELS[level], force=True)
     # Below this they write whole frames, request lines and headers, with the code and the tokens in them.
-    for name in ("uvicorn", "httpcore2", "httpx2", "websockets"):
+    for name in ("uvicorn", "httpcore2", "httpx2", "websockets", "mcp"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -6,14 +6,15 @@ import asyncio
 import dataclasses
 import errno
 import gc
+import hashlib
 import ipaddress
 import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvloop
@@ -22,17 +23,22 @@ import tidebox
 from tidebox import logs
 from tidebox.config import Settings
 from tidebox.data_dir import DataDir
-from tidebox.embedded import Engine
+from tidebox.embedded import Engine, egress_rules
 from tidebox.errors import Conflict, GuaranteeMissing, InvalidRequest, RuntimeUnavailable
 from tidebox.model.box import BoxSpec
-from tidebox.model.launch import INTERPRETERS
+from tidebox.model.images import HOST
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.policy import Policy, Request, terms_of
 from tidebox.model.runtimes import Report, Runtimes
+from tidebox.runtime.base import Runtime
+from tidebox.runtime.offers import Offers
+from tidebox.runtime.survey import Survey
 
 if TYPE_CHECKING:
     from tidebox.api.app import Application
+    from tidebox.api.asgi import App
     from tidebox.api.auth import Authenticator
+    from tidebox.api.mcp import ProtocolServer
     from tidebox.api.services import Services
     from tidebox.broker.access import Sandboxes
     from tidebox.broker.audit import Audit
@@ -51,15 +57,22 @@ _SWITCH_SECONDS = 0.0005
 _DESCRIPTORS = 65536
 
 
-def serve(settings: Settings) -> None:
-    """Serve until a signal says to stop; raises what keeps it from starting."""
+Guest = Callable[["App", str], Coroutine[Any, Any, None]]
+"""What runs in the process of a server, and uses it: it is given the server's app and its address."""
+
+
+def serve(settings: Settings, guest: Guest | None = None) -> None:
+    """Serve until a signal says to stop; raises what keeps it from starting.
+
+    With a guest nothing is printed, and the server ends with it.
+    """
     logs.configure(settings.log_level)
     sys.setswitchinterval(_SWITCH_SECONDS)
     _allow_many_connections()
     with DataDir(settings.data_dir) as data_dir, _listening_socket(settings) as sock:
         data_dir.sweep(settings.agent_sockets)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(settings, data_dir, sock))
+            runner.run(_run(settings, data_dir, sock, guest))
 
 
 def _allow_many_connections() -> None:
@@ -79,7 +92,7 @@ class _Stop:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
 
-    async def comes_after(self, work: asyncio.Task[dict[str, Report]]) -> bool:
+    async def comes_after(self, work: asyncio.Task[Report]) -> bool:
         """Wait for ``work``; False, and it is cancelled, if the server is to stop first."""
         asked = asyncio.create_task(self.asked.wait())
         await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -94,30 +107,38 @@ class _Stop:
         self.asked.set()
 
 
-async def _run(settings: Settings, data_dir: DataDir, sock: socket.socket) -> None:
+async def _run(settings: Settings, data_dir: DataDir, sock: socket.socket, guest: Guest | None) -> None:
     loop = asyncio.get_running_loop()
     logs.report_loop_failures(loop)
     stop = _Stop(loop)
     # Boxes of the interpreter service have another shape than those of an execution.
-    engine = Engine(settings, shapes=(BoxSpec(), _service_shape(_policy(settings))))
+    shapes = (BoxSpec(), _service_shape(_policy(settings)))
+    # What a server offers is what its operator decided on, not what the machine happens to have.
+    engine = Engine(settings, shapes=shapes, host_tools=False)
+    survey: Survey | None = None
+    offers = Offers(engine.runners)
     try:
-        probing = loop.create_task(engine.runners.probe())
+        runtimes = Runtimes(engine.runners.resolve, image_with=engine.runners.image_with)
+        survey = Survey(engine.runners, runtimes, settings.default_startup_timeout_sec)
+        probing = survey.begin(settings.default_runtime)
         # What makes boxes starts, as a program of its own, while this one loads the rest of itself.
         await asyncio.sleep(0)
-        services = _compose(settings, data_dir, engine)
+        services = _compose(settings, data_dir, engine, runtimes, offers)
         if not await stop.comes_after(probing):
             return
-        reports = probing.result()
-        services.runtimes.infos = engine.runners.describe(reports)
-        report = reports[settings.default_runtime]
-        _require_guarantees(report, settings)
+        report = probing.result()
+        _require_guarantees(report, engine.runtime, settings)
+        if settings.egress_allowlist is not None:
+            engine.runtime.expect_egress()
         try:
             await services.broker.open()
         except OSError as error:
             raise InvalidRequest(f"the audit log in {data_dir.path} cannot be written: {error.strerror}") from None
         giving_way = loop.create_task(_give_way(services.broker.membership, stop))
         try:
-            await _serve(services, engine, sock, _banner(settings, data_dir, sock, report), stop)
+            if guest is None:
+                guest = _greeting(_banner(settings, data_dir, sock, report), stop)
+            await _serve(services, engine, sock, guest, stop)
         finally:
             giving_way.cancel()
             await services.sandboxes.close()
@@ -127,6 +148,9 @@ async def _run(settings: Settings, data_dir: DataDir, sock: socket.socket) -> No
                 f"another server has joined as the node {services.broker.membership.node_id}: give each its own"
             )
     finally:
+        if survey is not None:
+            await survey.close()
+        await offers.close()
         await engine.close()
 
 
@@ -136,7 +160,9 @@ async def _give_way(membership: Membership, stop: _Stop) -> None:
     stop.asked.set()
 
 
-def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
+def _compose(
+    settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Runtimes, offers: Offers
+) -> Services:
     from tidebox.api.following import Following
     from tidebox.api.health import Health
     from tidebox.api.metrics import Levels, Metrics
@@ -161,12 +187,14 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
             cells=sum(runner.pool.parked_total() for runner in engine.runners),
             boxes=sum(runner.runtime.live_boxes() for runner in engine.runners),
             gauges=[gauge for runner in engine.runners for gauge in runner.runtime.gauges()],
+            starts={place: start for runner in engine.runners for place, start in runner.pool.starts().items()},
             phases={phase.value: count for phase, count in broker.runs.phases().items()},
             sandboxes={state.value: count for state, count in sandboxes.bindings.count().items()},
             stock=stock.ready,
             grants=sandboxes.granted,
         )
 
+    egress = egress_rules(settings, embedded=False)
     metrics = Metrics(engine.runtime.name, levels)
     store = _store(settings)
     membership = _membership(settings, data_dir, store)
@@ -197,6 +225,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
         ),
         reaper_interval=settings.reaper_interval_sec,
         membership=membership,
+        allowlist=egress.server,
         hub=Hub(
             LogFiles(settings.data_dir / "runs"),
             buffer_bytes=settings.ws_buffer_frames * PIECE_BYTES,
@@ -204,21 +233,23 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine) -> Services:
             on_drop=metrics.dropped,
         ),
     )
-    stock = Stock(engine.runtime, _live_shape(settings), settings.pool_sandboxes)
+    ready = settings.docker_warm if engine.runtime.external else settings.pool_sandboxes
+    stock = Stock(engine.runtime, _live_shape(settings, engine), ready, engine.runners.with_packages)
     sandboxes = _sandboxes(settings, stock, store, audit, membership)
     policy = _policy(settings)
-    runtimes = Runtimes(lambda runtime, image: engine.runners[runtime].runtime.resolve(image))
     return Services(
         settings=settings,
         broker=broker,
-        languages=_languages(engine),
+        languages=engine.runners.languages_of(engine.runtime),
+        known_languages=engine.languages,
+        offered=offers.of,
         authenticator=_authenticator(settings, data_dir),
         rate_limiter=RateLimiter(settings.rate_limit),
         metrics=metrics,
         health=Health(),
         following=Following(settings.ws_max_streams_per_user),
         policy=policy,
-        planner=Planner(policy, runtimes),
+        planner=Planner(policy, runtimes, egress, engine.languages),
         runtimes=runtimes,
         files=files,
         audit=audit,
@@ -247,13 +278,16 @@ def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> File
     from tidebox.broker.artifacts import ArtifactRules, Artifacts
     from tidebox.broker.filekeeping import FileKeeper
     from tidebox.broker.git import GitRules
+    from tidebox.broker.spool import LocalSpool
     from tidebox.broker.uploads import UploadRules, Uploads
+    from tidebox.broker.workspace_files import WorkspaceFiles
     from tidebox.broker.workspaces import Workspaces
     from tidebox.files.staging import StageLimits
     from tidebox.files.trees import TreeLimits
 
     workspace = settings.workspace_cap_mb * MIB
-    workspaces = Workspaces(settings.data_dir, TreeLimits(max_bytes=workspace, max_entries=Limits().inodes - 1))
+    tree_limits = TreeLimits(max_bytes=workspace, max_entries=Limits().inodes - 1)
+    workspaces = Workspaces(WorkspaceFiles(settings.data_dir / "sessions", tree_limits))
     rules = ArtifactRules(
         max_run_bytes=settings.max_artifact_bytes_per_run_mb * MIB,
         max_user_bytes=settings.max_artifact_bytes_per_user_mb * MIB,
@@ -264,7 +298,7 @@ def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> File
         schemes=settings.git_schemes, hosts=settings.git_hosts, timeout=settings.git_timeout_sec, max_bytes=workspace
     )
     upload_rules = UploadRules(max_received=settings.max_upload_mb * MIB, stage=stage)
-    uploads = Uploads(settings.data_dir, workspaces, upload_rules, git, meter, audit)
+    uploads = Uploads(LocalSpool(settings.data_dir / "uploads"), workspaces, upload_rules, git, meter, audit)
     artifacts = Artifacts(ArtifactFiles(settings.data_dir / "runs"), store, rules, meter)
     return FileKeeper(store, workspaces, artifacts, uploads, audit)
 
@@ -333,10 +367,11 @@ def _providers(settings: Settings, stock: Stock) -> Providers:
     return Providers(found)
 
 
-def _live_shape(settings: Settings) -> BoxSpec:
+def _live_shape(settings: Settings, engine: Engine) -> BoxSpec:
     """What long-lived boxes have in common."""
     workspace = settings.workspace_cap_mb * MIB
     return BoxSpec(
+        image=engine.runners.image_of(engine.runtime, HOST, "shell"),
         limits=Limits(
             memory=settings.live_mem_mb * MIB,
             pids=settings.pids_limit,
@@ -349,12 +384,10 @@ def _live_shape(settings: Settings) -> BoxSpec:
 
 
 def _store(settings: Settings) -> Store:
+    from tidebox.store.sql.store import MemoryStore, PostgresStore, SqliteStore
+
     if settings.store_backend == "memory":
-        from tidebox.store.memory import MemoryStore
-
         return MemoryStore()
-    from tidebox.store.sql.store import PostgresStore, SqliteStore
-
     if settings.store_backend == "postgres":
         if settings.store_url is None:
             raise InvalidRequest(
@@ -378,20 +411,17 @@ def _membership(settings: Settings, data_dir: DataDir, store: Store) -> Membersh
 def _policy(settings: Settings) -> Policy:
     """The part of the settings that says what runs may use."""
     names = {item.name for item in dataclasses.fields(Settings)}
-    return Policy(
-        **{item.name: getattr(settings, item.name) for item in dataclasses.fields(Policy) if item.name in names}
-    )
+    found = {item.name: getattr(settings, item.name) for item in dataclasses.fields(Policy) if item.name in names}
+    if (profile := settings.docker_seccomp_profile()) is not None:
+        # By its content: where the file lies says nothing of what programs may do.
+        found["docker_seccomp"] = "sha256:" + hashlib.sha256(profile.encode()).hexdigest()
+    return Policy(**found)
 
 
 def _service_shape(policy: Policy) -> BoxSpec:
     """What the boxes of the interpreter service have in common."""
     limits = terms_of(dataclasses.replace(policy, network_default="deny_all"), Request()).limits(policy)
     return BoxSpec(limits=limits, executable=not policy.workspace_noexec)
-
-
-def _languages(engine: Engine) -> frozenset[str]:
-    found = engine.runtime.interpreters
-    return frozenset(language for language, interpreter in INTERPRETERS.items() if interpreter in found)
 
 
 def _authenticator(settings: Settings, data_dir: DataDir) -> Authenticator:
@@ -411,17 +441,18 @@ def _authenticator(settings: Settings, data_dir: DataDir) -> Authenticator:
     return Authenticator(settings.api_key or data_dir.api_key(), verify)
 
 
-async def _serve(services: Services, engine: Engine, sock: socket.socket, banner: str, stop: _Stop) -> None:
+async def _serve(services: Services, engine: Engine, sock: socket.socket, guest: Guest, stop: _Stop) -> None:
     from tidebox.api.app import create_app
     from tidebox.api.listener import Listener
 
-    app = create_app(services)
+    app = create_app(services, lambda client_of: _mcp(services.settings, client_of))
     listener = Listener(app, services.settings)
     async with listener.listening(sock):
         if services.settings.enable_execution:
             engine.start()
         taking_up = asyncio.create_task(_take_up(services, app))
-        _greet(banner)
+        hosted = asyncio.create_task(guest(app, _address(sock)), name="guest")
+        hosted.add_done_callback(lambda _: stop.asked.set())
         asked = asyncio.create_task(stop.asked.wait())
         await asyncio.wait({taking_up, asked}, return_when=asyncio.FIRST_COMPLETED)
         if taking_up.done():
@@ -432,13 +463,17 @@ async def _serve(services: Services, engine: Engine, sock: socket.socket, banner
         _log.info("stopping", grace_sec=services.settings.drain_grace_sec)
         services.health.draining = True
         listener.stop_accepting()
-        draining = asyncio.create_task(services.broker.drain(services.settings.drain_grace_sec))
+        hosted.cancel()
+        await asyncio.wait({hosted})
+        draining = asyncio.create_task(_drain(services, app))
         hurried = asyncio.create_task(stop.hurried.wait())
         await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
         if stop.hurried.is_set():
             listener.hurry()
         draining.cancel()
         hurried.cancel()
+    if not hosted.cancelled():
+        hosted.result()
 
 
 async def _take_up(services: Services, app: Application) -> None:
@@ -450,10 +485,20 @@ async def _take_up(services: Services, app: Application) -> None:
     await asyncio.wait((loading,))
     # What there is now stays: to look through it for garbage again and again would stop the loop for 0.1 s each time.
     gc.freeze()
+    gc.enable()
 
 
-def _require_guarantees(report: Report, settings: Settings) -> None:
+async def _drain(services: Services, app: Application) -> None:
+    await services.broker.drain(services.settings.drain_grace_sec)
+    # What waits for programs has had its answers; what is left would keep connections open.
+    await app.close()
+
+
+def _require_guarantees(report: Report, runtime: Runtime, settings: Settings) -> None:
     if not settings.enable_execution:
+        return
+    if not report.available and runtime.external:
+        _log.warning("the default runtime does not work, until it does", runtime=report.runtime, reason=report.reason)
         return
     if not report.available:
         raise RuntimeUnavailable(f"the {report.runtime} runtime does not work here: {report.reason}")
@@ -487,18 +532,35 @@ def _listening_socket(settings: Settings) -> socket.socket:
     return sock
 
 
-def _banner(settings: Settings, data_dir: DataDir, sock: socket.socket, report: Report) -> str:
+def _mcp(settings: Settings, app: App) -> ProtocolServer:
+    from tidebox.mcp.http import HttpServer
+
+    return HttpServer(
+        app,
+        public_url=settings.public_url,
+        dotted_names=settings.mcp_dotted_names,
+        max_body_bytes=settings.max_inline_body_bytes,
+    )
+
+
+def _address(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _banner(settings: Settings, data_dir: DataDir, sock: socket.socket, report: Report) -> str:
+    host = sock.getsockname()[0]
     key = "as SANDBOX_API_KEY says" if settings.api_key else str(data_dir.key_file)
     missing = [finding.guarantee.value for finding in report.missing]
     isolation = f"all {len(report.findings)} guarantees enforced"
     if not settings.enable_execution:
         isolation = "execution is turned off"
+    elif not report.available:
+        isolation = f"nothing can be run until it works: {report.reason}"
     elif missing:
         isolation = f"WEAK, as allowed: {', '.join(missing)} not enforced"
     rows = [
-        ("url", f"http://{shown}:{port}"),
+        ("url", _address(sock)),
         ("API key", key),
         ("runtime", report.runtime),
         ("isolation", isolation),
@@ -510,10 +572,16 @@ def _banner(settings: Settings, data_dir: DataDir, sock: socket.socket, report: 
     return "\n".join([f"Tidebox {tidebox.__version__}", *(f"  {name:<11}{value}" for name, value in rows)])
 
 
-def _greet(banner: str) -> None:
-    # Whoever started the server need not read it.
-    try:
-        sys.stdout.write(banner + "\n")
-        sys.stdout.flush()
-    except OSError:
-        pass
+def _greeting(banner: str, stop: _Stop) -> Guest:
+    """The guest of a server that has none: says where it is, and stays."""
+
+    async def greet(app: App, address: str) -> None:
+        # Whoever started the server need not read it.
+        try:
+            sys.stdout.write(banner + "\n")
+            sys.stdout.flush()
+        except OSError:
+            pass
+        await stop.asked.wait()
+
+    return greet

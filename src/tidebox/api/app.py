@@ -12,12 +12,12 @@ from http import HTTPStatus
 from tidebox.api import problems
 from tidebox.api.asgi import App, Receive, Scope, Send, context_of
 from tidebox.api.deferred import Deferred
+from tidebox.api.mcp import MakeMcp, McpSurface
 from tidebox.api.middleware import BodyLimit, OriginGuard, RequestLog
 from tidebox.api.services import Services
 from tidebox.api.surface import Surface
 from tidebox.api.surfaces import all_surfaces
 from tidebox.errors import NotFound
-from tidebox.model.principal import Caller
 
 
 class Front:
@@ -34,7 +34,7 @@ class Front:
         fits = scope["type"] in surface.kinds
         if not fits or surface.needs_credential(scope["path"]):
             principal = self._services.authenticator.authenticate(scope["headers"])
-            context.caller = Caller(principal, context.address, context.request_id, surface.name, context.source)
+            context.caller = context.caller_as(principal, surface.name)
             await self._services.rate_limiter.check(principal)
         if not fits:
             return await self._mismatch(scope, send)
@@ -56,27 +56,41 @@ class Front:
 class Application:
     """The whole server as an ASGI app."""
 
-    def __init__(self, app: App, rest: Deferred) -> None:
+    def __init__(self, app: App, rest: Deferred, mcp: McpSurface) -> None:
         self._app = app
         self._rest = rest
+        self._mcp = mcp
 
     def load(self) -> asyncio.Future[App]:
         """Begin to load what was left for after the start."""
         return self._rest.load()
 
+    async def close(self) -> None:
+        """End what would go on although its requests are over."""
+        await self._mcp.close()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
 
-def create_app(services: Services) -> Application:
-    """Every surface behind what all requests pass through."""
+def create_app(services: Services, make_mcp: MakeMcp) -> Application:
+    """Every surface behind what all requests pass through.
+
+    ``make_mcp`` makes the one that is a client of all others.
+    """
     settings = services.settings
-    surfaces = all_surfaces(services)
+
+    async def itself(scope: Scope, receive: Receive, send: Send) -> None:
+        await application(scope, receive, send)
+
+    mcp = McpSurface(lambda: make_mcp(itself))
+    surfaces = all_surfaces(services, mcp)
     rest = Deferred(lambda: _make_rest(services, surfaces))
     app: App = Front(services, rest)
     app = BodyLimit(app, settings.max_body_bytes)
     app = OriginGuard(app, allowed=settings.allowed_origins, public_url=settings.public_url)
-    return Application(RequestLog(app, services.metrics, surfaces), rest)
+    application = Application(RequestLog(app, services.metrics, surfaces), rest, mcp)
+    return application
 
 
 def _make_rest(services: Services, surfaces: Sequence[Surface]) -> App:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tidebox.model.principal import Caller, ClientSource
+from tidebox.model.principal import Caller, ClientSource, Principal
 
 if TYPE_CHECKING:
     from tidebox.api.problems import Problem
@@ -30,6 +30,8 @@ class Context:
     address: str
     surface: Surface
     source: ClientSource | None = None
+    client: str | None = None
+    """The program that sent it, as it calls itself."""
     caller: Caller | None = None
     status: int = 0
     """What it was answered with; 101 for a WebSocket that a surface took over."""
@@ -37,6 +39,10 @@ class Context:
     """What its answer is to have beside its own headers."""
     dialect: Callable[[Problem], Problem] | None = None
     """How the surface's document spells errors, where it has its own way."""
+
+    def caller_as(self, principal: Principal, surface: str) -> Caller:
+        """Who sent it, once that was proved to ``surface``."""
+        return Caller(principal, self.address, self.request_id, surface, self.source, self.client)
 
 
 def attach(scope: Scope, context: Context) -> None:

@@ -11,11 +11,11 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from tidebox.api.asgi import caller_of
-from tidebox.api.documents import check_values
 from tidebox.api.services import Services
 from tidebox.errors import Forbidden, InvalidRequest
 from tidebox.model.idempotency import MAX_KEY_LENGTH, Claim, fingerprint
 from tidebox.model.principal import Caller
+from tidebox.protocols.documents import check_values
 
 
 class ErrorBody(BaseModel):
@@ -40,6 +40,7 @@ _ERRORS = {
     403: "The caller may not do this.",
     404: "There is nothing of that name that the caller may see.",
     409: "The idempotency key was used with another body, or the thing is not in a state that allows this.",
+    410: "It is on the disk of a server that is lost; `details` names that.",
     413: "More bytes than the server accepts.",
     416: "The range asked for is not there.",
     422: "A policy that nothing on this server can enforce.",

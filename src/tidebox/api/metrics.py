@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from prometheus_client.process_collector import ProcessCollector
 from tidebox.api.asgi import Receive, Scope, Send
 from tidebox.broker.meter import Meter
 from tidebox.errors import Overloaded, TideboxError
+from tidebox.model.egress import REASONS
+from tidebox.model.events import EgressSeen
+from tidebox.model.result import EgressUsage
 from tidebox.model.run import Conclusion, Phase, Reason
 from tidebox.model.runtimes import Gauge as RuntimeGauge
 
@@ -38,6 +42,8 @@ class Levels:
     boxes: int
     gauges: Sequence[RuntimeGauge] = ()
     """Of the runtimes' own."""
+    starts: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """How interpreters start, by image and kind."""
     phases: Mapping[str, int] = field(default_factory=dict)
     sandboxes: Mapping[str, int] = field(default_factory=dict)
     """By state."""
@@ -50,15 +56,12 @@ class Metrics(Meter):
     """Counts, and shows what was counted."""
 
     def __init__(self, runtime: str, read_levels: Callable[[], Levels]) -> None:
-        self._runtime = runtime
         self._read_levels = read_levels
         self._registry = registry = CollectorRegistry()
         registry.register(self)
         ProcessCollector(registry=registry)
         self._sessions = Counter("sandbox_sessions_created", "Sessions made.", ["runtime"], registry=registry)
-        self._started = Counter("sandbox_runs_started", "Programs accepted.", ["runtime"], registry=registry).labels(
-            runtime
-        )
+        self._started = Counter("sandbox_runs_started", "Programs accepted.", ["runtime"], registry=registry)
         self._completed = Counter(
             "sandbox_runs_completed", "Programs that are over.", ["runtime", "outcome", "reason"], registry=registry
         )
@@ -71,14 +74,14 @@ class Metrics(Meter):
         )
         self._waited = Histogram(
             "sandbox_queue_wait_seconds", "From the order to the slot.", ["runtime"], buckets=_WAITS, registry=registry
-        ).labels(runtime)
+        )
         self._latency = Histogram(
             "sandbox_run_start_latency_seconds",
             "From the order to the program's start.",
             ["runtime"],
             buckets=_DURATIONS,
             registry=registry,
-        ).labels(runtime)
+        )
         self._exit_codes = Counter(
             "sandbox_run_exit_codes", "Exit codes of programs.", ["runtime", "exit_code"], registry=registry
         )
@@ -121,10 +124,44 @@ class Metrics(Meter):
         self._upload_bytes = Counter("sandbox_upload_bytes", "Bytes uploaded.", ["kind"], registry=registry)
         self._upload_files = Counter("sandbox_upload_files", "Files uploaded.", ["kind"], registry=registry)
         self._artifact_bytes = Counter("sandbox_artifact_bytes", "Artifacts kept.", ["runtime"], registry=registry)
+        self._egress_seen = Counter(
+            "sandbox_egress_events",
+            "Connections of programs that were allowed or denied, the first of each kind in a run.",
+            ["runtime", "outcome", "reason"],
+            registry=registry,
+        )
+        self._egress_connections = Counter(
+            "sandbox_egress_connections", "Connections of programs.", ["runtime", "outcome"], registry=registry
+        )
+        self._egress_bytes = Counter(
+            "sandbox_egress_bytes",
+            "Bytes that programs sent and received.",
+            ["runtime", "direction"],
+            registry=registry,
+        )
+        self._of_runtimes: dict[str, Metrics] = {}
+        self._count_for(runtime)
+
+    def of(self, runtime: str | None) -> Metrics:
+        """The same counters, labelled with another runtime than the default one."""
+        if runtime is None:
+            return self
+        found = self._of_runtimes.get(runtime)
+        if found is None:
+            found = copy.copy(self)
+            found._count_for(runtime)
+        return found
+
+    # Looked up once: most programs end alike, and the way through the labels costs more than to count.
+    def _count_for(self, runtime: str) -> None:
+        self._of_runtimes[runtime] = self
+        self._runtime = runtime
+        self._started_here = self._started.labels(runtime)
+        self._waited_here = self._waited.labels(runtime)
+        self._latency_here = self._latency.labels(runtime)
         self._by_end = functools.cache(self._find_by_end)
         self._by_exit_code = functools.cache(self._find_by_exit_code)
 
-    # Looked up once: most programs end alike, and the way through the labels costs more than to count.
     def _find_by_end(self, phase: Phase, reason: Reason) -> tuple[Counter, Histogram]:
         labels = (self._runtime, phase.value, reason.value)
         return self._completed.labels(*labels), self._duration.labels(*labels)
@@ -140,15 +177,15 @@ class Metrics(Meter):
 
     def accepted(self) -> None:
         """An order was accepted."""
-        self._started.inc()
+        self._started_here.inc()
 
     def started(self, waited: float) -> None:
         """A program was given a slot after so many seconds."""
-        self._waited.observe(waited)
+        self._waited_here.observe(waited)
 
     def running(self, seconds: float) -> None:
         """A program runs, so many seconds after its order was accepted."""
-        self._latency.observe(seconds)
+        self._latency_here.observe(seconds)
 
     def ended(self, conclusion: Conclusion, seconds: float) -> None:
         """A program is over, so many seconds after it was given its slot."""
@@ -160,6 +197,19 @@ class Metrics(Meter):
             self._by_exit_code(conclusion.exit_code).inc()
         if conclusion.reason is Reason.QUEUE_TTL_EXPIRED:
             self._expired.labels(_COMPONENT, self._runtime, conclusion.reason.value).inc()
+
+    def reached(self, seen: EgressSeen) -> None:
+        """A program made a connection of a new kind, or was denied one."""
+        outcome = "allowed" if seen.allowed else "denied"
+        reason = seen.reason if seen.reason in (None, *REASONS) else "other"
+        self._egress_seen.labels(self._runtime, outcome, reason or "").inc()
+
+    def transferred(self, usage: EgressUsage) -> None:
+        """So much went over the network for a program that is over."""
+        self._egress_connections.labels(self._runtime, "allowed").inc(usage.connections)
+        self._egress_connections.labels(self._runtime, "denied").inc(usage.denied)
+        self._egress_bytes.labels(self._runtime, "sent").inc(usage.sent)
+        self._egress_bytes.labels(self._runtime, "received").inc(usage.received)
 
     def session_created(self) -> None:
         """A session was made."""
@@ -214,6 +264,14 @@ class Metrics(Meter):
         yield GaugeMetricFamily("sandbox_boxes", "Boxes that exist now, parked ones included.", levels.boxes)
         for gauge in levels.gauges:
             yield GaugeMetricFamily(gauge.name, gauge.help, gauge.value)
+        starts = GaugeMetricFamily(
+            "sandbox_image_start",
+            "How interpreters of an image start: forked, parked or cold.",
+            labels=["image", "interpreter", "start"],
+        )
+        for (image, kind), start in levels.starts.items():
+            starts.add_metric([image, kind, start], 1)
+        yield starts
         phases = GaugeMetricFamily("sandbox_runs_in_phase", "Journaled runs that are not over.", labels=["phase"])
         for phase, count in levels.phases.items():
             phases.add_metric([phase], count)

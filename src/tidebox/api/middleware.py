@@ -18,12 +18,13 @@ from tidebox.api.metrics import Metrics
 from tidebox.api.surface import Surface, find_surface
 from tidebox.errors import Forbidden, PayloadTooLarge, TideboxError
 from tidebox.model.ids import new_id
-from tidebox.model.principal import SOURCE_HEADER, find_source
+from tidebox.model.principal import CLIENT_HEADER, SOURCE_HEADER, clean_client, find_source
 
 _log = structlog.get_logger("tidebox.api")
 
 _SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _SOURCE = SOURCE_HEADER.lower().encode()
+_CLIENT = CLIENT_HEADER.lower().encode()
 _MAX_LOGGED_PATH = 256
 _INTERNAL_ERROR = 1011  # RFC 6455, 7.4.1
 
@@ -50,6 +51,7 @@ class RequestLog:
             (scope.get("client") or ("",))[0],
             surface,
             find_source((header(scope, _SOURCE) or b"").decode("latin-1")),
+            clean_client((header(scope, _CLIENT) or b"").decode("latin-1")),
             dialect=surface.dialect(scope),
         )
         attach(scope, context)
@@ -133,7 +135,7 @@ class OriginGuard:
         allow = context_of(scope).headers
         allow += [
             (b"access-control-allow-origin", given),
-            (b"access-control-expose-headers", b"content-range, retry-after, x-request-id"),
+            (b"access-control-expose-headers", b"content-range, mcp-session-id, retry-after, x-request-id"),
             (b"vary", b"origin"),
         ]
         if scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method") is not None:
@@ -141,7 +143,11 @@ class OriginGuard:
                 (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
                 (
                     b"access-control-allow-headers",
-                    b"authorization, content-type, idempotency-key, prefer, range, x-api-key, x-request-id, " + _SOURCE,
+                    b"authorization, content-type, idempotency-key, last-event-id, mcp-method, mcp-name, "
+                    b"mcp-protocol-version, mcp-session-id, prefer, range, x-api-key, x-request-id, "
+                    + _CLIENT
+                    + b", "
+                    + _SOURCE,
                 ),
                 (b"access-control-max-age", b"600"),
             ]

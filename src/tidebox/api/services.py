@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,9 @@ from tidebox.broker.audit import Audit
 from tidebox.broker.broker import Broker
 from tidebox.broker.filekeeping import FileKeeper
 from tidebox.broker.planning import Planner
+from tidebox.model.languages import BUILT_IN, Languages
 from tidebox.model.policy import Policy
-from tidebox.model.runtimes import Runtimes
+from tidebox.model.runtimes import OfferedLanguage, Runtimes
 
 if TYPE_CHECKING:
     from tidebox.config import Settings
@@ -29,8 +31,12 @@ class Services:
 
     settings: Settings
     broker: Broker
-    languages: frozenset[str]
-    """Those that this machine has an interpreter for."""
+    languages: Mapping[str, str]
+    """Those that the default runtime has an image for, and the image of each."""
+    offered: Callable[[str], Awaitable[Sequence[OfferedLanguage]]]
+    """The languages of a runtime that works here, by its name."""
+    known_languages: Languages = BUILT_IN
+    """All, whether there is an image for them or not."""
     authenticator: Authenticator
     rate_limiter: RateLimiter
     metrics: Metrics

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidebox.api import access, dataplane, fathom, interpreter
+from tidebox.api import access, dataplane, fathom, interpreter, webui
+from tidebox.api.mcp import McpSurface
 from tidebox.api.services import Services
 from tidebox.api.surface import READ_METHODS, Surface
 
 
-def all_surfaces(services: Services) -> Sequence[Surface]:
+def all_surfaces(services: Services, mcp: McpSurface) -> Sequence[Surface]:
     """Every surface, in the order in which they are asked whether a request is theirs."""
     return (
         Surface(
@@ -28,6 +29,8 @@ def all_surfaces(services: Services) -> Sequence[Surface]:
             quiet=True,
         ),
         fathom.make_surface(services),
+        webui.make_surface(),
+        mcp.as_surface(services.settings),
         interpreter.make_stream_surface(services),
         dataplane.make_surface(services),
         access.make_surface(),

@@ -95,7 +95,7 @@ class Artifacts:
             await self._files.discard(run.id, lost)
         size = sum(artifact.size for artifact in kept)
         if kept:
-            self._meter.artifacts_kept(size)
+            self._meter.of(run.facts.runtime).artifacts_kept(size)
         return Harvest(size, len(kept), skipped)
 
     async def of_run(self, run_id: str) -> list[Artifact]:

@@ -54,6 +54,7 @@ def render(record: Record) -> bytes:
         "actor": caller.principal.actor,
         "surface": caller.surface,
         "source": caller.source,
+        **({"client": caller.client} if caller.client is not None else {}),
         "address": caller.address,
         "request_id": caller.request_id,
         "outcome": record.outcome,

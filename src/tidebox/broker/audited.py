@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from tidebox.model.limits import MIB
@@ -43,4 +44,5 @@ def _usage(run: Run) -> dict[str, Any]:
         "wall_time_sec": usage.wall_seconds,
         "peak_rss_mb": round(usage.memory_peak / MIB, 2) if usage.memory_peak is not None else None,
         **written,
+        **({} if usage.egress is None else {"egress": dataclasses.asdict(usage.egress)}),
     }

@@ -22,7 +22,7 @@ from tidebox.broker.endings import Endings
 from tidebox.broker.failures import internal_error
 from tidebox.broker.held import Ask, Held, Mode, Over
 from tidebox.broker.leases import Terms, due
-from tidebox.broker.providers.base import Provider, Providers
+from tidebox.broker.providers.base import Extras, Provider, Providers
 from tidebox.broker.provisioning import Provisioner
 from tidebox.broker.sandboxes import LiveSandbox
 from tidebox.cluster.membership import Membership, Resident
@@ -35,7 +35,6 @@ from tidebox.errors import (
     SandboxStarting,
     TideboxError,
 )
-from tidebox.model.idempotency import Claim
 from tidebox.model.ids import new_id
 from tidebox.model.node import Owner
 from tidebox.model.principal import Caller
@@ -208,7 +207,7 @@ class Bindings(Resident):
         held = Held(binding)
         self._by_scope[ask.scope] = self._by_id[binding.id] = held
         # Known now: when the task gets its turn, the end of this very binding may have begun.
-        self._start(held, self._create(held, candidates, like, ask.claim, self._ending.get(ask.scope)))
+        self._start(held, self._create(held, candidates, like, ask, self._ending.get(ask.scope)))
         return held
 
     def _chosen(self, caller: Caller, ask: Ask) -> tuple[list[Provider], LiveSandbox | None]:
@@ -236,7 +235,7 @@ class Bindings(Resident):
                 self._provisioner.lose(held, held.sandbox)
             held.go(SandboxState.PROVISIONING)
             candidates = self._provisioner.candidates(held.binding, ask.provider)
-            self._start(held, self._provisioner.provision(held, candidates))
+            self._start(held, self._provisioner.provision(held, candidates, extras=_extras(ask)))
         task = held.starting
         assert task is not None
         if wait > 0:
@@ -268,11 +267,11 @@ class Bindings(Resident):
         held: Held,
         candidates: list[Provider],
         like: LiveSandbox | None,
-        claim: Claim | None,
+        ask: Ask,
         before: asyncio.Task[None] | None,
     ) -> None:
         """Let the store know of a new binding, and give it a sandbox; after the end of the scope's last one."""
-        fresh = candidates[0].take() if like is None else None
+        fresh = candidates[0].take() if like is None and not _extras(ask) else None
         try:
             if before is not None:
                 await asyncio.wait([before])
@@ -283,7 +282,7 @@ class Bindings(Resident):
             sandbox_id = fresh.id if fresh is not None else None
             creation = BindingCreation(
                 binding=replace(held.binding, state=state, sandbox_id=sandbox_id),
-                claim=claim,
+                claim=ask.claim,
                 valid_after=now - self._claims_kept,
                 check=self._check_quota,
             )
@@ -302,7 +301,7 @@ class Bindings(Resident):
                     self._by_id[held.binding.id] = held
             held.recorded.set()
             taken, fresh = fresh, None
-            await self._provisioner.provision(held, candidates, taken, like)
+            await self._provisioner.provision(held, candidates, taken, like, _extras(ask))
         except BaseException:
             if fresh is not None:
                 self._provisioner.discard(fresh)
@@ -322,6 +321,14 @@ class Bindings(Resident):
         held = await self.found(caller, binding_id, admin=True)
         in_use = held.usable is not None and held.usable.in_use
         return replace(held.binding, active_at=time.time()) if in_use else held.binding
+
+    def list(self, caller: Caller, *, everybody: bool = False) -> list[Binding]:
+        """The bindings of the caller that live here, newest first; for an admin, everybody's."""
+        if everybody and not caller.principal.is_admin:
+            raise Forbidden("only admins see the sandboxes of others")
+        user = caller.principal.user
+        found = [held.binding for held in self._by_id.values() if everybody or held.binding.user == user]
+        return sorted(found, key=lambda binding: binding.created_at, reverse=True)
 
     def base_url(self, binding: Binding) -> str | None:
         """Where clients reach the sandbox of a binding, if not here."""
@@ -437,3 +444,7 @@ class Bindings(Resident):
         if held.unsaved and not held.over:
             held.unsaved = False
             await self._store.save_binding(held.binding)
+
+
+def _extras(ask: Ask) -> Extras:
+    return Extras(ask.packages, ask.egress)

@@ -24,8 +24,10 @@ from tidebox.broker.sessions import Sessions
 from tidebox.cluster.membership import Membership
 from tidebox.errors import ShuttingDown, TideboxError
 from tidebox.model.artifact import Artifact
+from tidebox.model.egress import Allowlist
 from tidebox.model.order import Order, Sink
 from tidebox.model.principal import Caller
+from tidebox.model.series import Course
 from tidebox.model.summary import Summary
 from tidebox.runtime.base import Runner
 from tidebox.store.base import Store
@@ -60,6 +62,7 @@ class Broker:
         keeper: Keeper | None = None,
         reaper_interval: float = 5.0,
         membership: Membership | None = None,
+        allowlist: Allowlist | None = None,
     ) -> None:
         self._runner = runner
         self._store = store
@@ -90,6 +93,7 @@ class Broker:
             retention=retention,
             keeper=keeper,
             membership=membership,
+            allowlist=allowlist,
         )
         membership.register(self.runs)
         self.sessions = Sessions(
@@ -101,6 +105,7 @@ class Broker:
             quotas=quotas,
             claims_kept=retention.claims,
             interval=reaper_interval,
+            membership=membership,
         )
         self.taken_up = asyncio.Event()
         """Set when ``runs`` and ``sessions`` may be used."""
@@ -143,7 +148,7 @@ class Broker:
         """
         await self._keeper.start()
         await self.runs.start()
-        self.sessions.start()
+        await self.sessions.start()
         self.membership.watch()
         self.taken_up.set()
 
@@ -163,6 +168,10 @@ class Broker:
         """What the runs created in a time came to."""
         return await self._store.summary(created_from, created_to, top)
 
+    async def courses(self, begin: float, end: float, *, limit: int) -> list[Course]:
+        """What became of the runs that there were between two times, the newest first."""
+        return await self._store.courses(begin, end, limit)
+
     async def read_audit(self, query: AuditQuery) -> list[dict[str, Any]]:
         """Events of the audit log."""
         return await self._audit.find(query)
@@ -173,13 +182,14 @@ class Broker:
         ``sink`` is awaited for each event: a slow one holds up its own program only. Raises ``Overloaded``,
         ``ShuttingDown`` or ``AuditUnavailable`` instead of accepting what could not be run.
         """
+        meter = self._meter.of(order.spec.runtime)
         execution = Execution(
             caller,
             order,
             sink,
             runner=self._runner,
             scheduler=self._scheduler,
-            meter=self._meter,
+            meter=meter,
             on_over=self._execution_over,
         )
         try:
@@ -188,10 +198,10 @@ class Broker:
             self._audit.check()
             self._scheduler.enter(execution.ticket)
         except TideboxError as error:
-            self._meter.refused(error)
+            meter.refused(error)
             self._audit.record("sandbox.execution.refused", caller, error.code, execution_id=execution.id)
             raise
-        self._meter.accepted()
+        meter.accepted()
         self._audit.record("sandbox.execution.accepted", caller, "accepted", execution_id=execution.id)
         self._executions.add(execution)
         self._idle.clear()
@@ -202,7 +212,7 @@ class Broker:
         if not self._executions:
             self._idle.set()
         conclusion = execution.conclusion
-        self._meter.ended(conclusion, execution.ticket.held)
+        execution.meter.ended(conclusion, execution.ticket.held)
         self._audit.record(
             "sandbox.execution.ended",
             execution.caller,

@@ -43,7 +43,7 @@ class Execution:
         self._sink = sink
         self._runner = runner
         self._scheduler = scheduler
-        self._meter = meter
+        self.meter = meter
         self._on_over = on_over
         self._cancel = Switch()
         self.over = Switch()
@@ -92,7 +92,7 @@ class Execution:
             await asyncio.wait((self._task,))
 
     def _begin(self) -> None:
-        self._meter.started(self.ticket.waited)
+        self.meter.started(self.ticket.waited)
         self._task = asyncio.get_running_loop().create_task(self._run(), name=self.id)
 
     def _expire(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tidebox.broker.uploads import Uploads
 from tidebox.broker.work import Work
 from tidebox.broker.workspaces import Held, Workspaces
 from tidebox.errors import StoreUnavailable
-from tidebox.model.order import Order
 from tidebox.model.principal import Caller
 from tidebox.model.run import Run
 from tidebox.runtime.base import Box
@@ -41,33 +39,36 @@ class KeptRunFiles(RunFiles):
         self._workspaces = workspaces
         self._artifacts = artifacts
         self._uploads = uploads
+        self.has_input = run.facts.session_id is not None or work.git is not None
+        self.keep_as = run.facts.session_id or ""
         self._opened = contextlib.AsyncExitStack()
         self._held: Held | None = None
-        self._source: Path | None = None
+        self._fetched: Path | None = None
 
     async def open(self) -> None:
         """Hold the workspace of the session and fetch the repository, where the run has them."""
         if self._run.facts.session_id is not None:
             self._held = await self._workspaces.hold(self._run.facts.session_id)
             self._opened.callback(self._held.release)
-            self._source = self._held.path
         if self._work.git is None:
             return
         fetched = self._uploads.fetched(self._run.user, self._work.git)
         if self._held is None:
-            self._source = (await self._opened.enter_async_context(fetched)).tree
+            self._fetched = (await self._opened.enter_async_context(fetched)).tree
         else:
             async with fetched as staged:
                 await self._held.put(staged.tree)
 
-    def order(self, order: Order) -> Order:
-        """``order`` with both steps; a box that is given nothing may be one that is parked."""
-        return replace(order, prepare=None if self._source is None else self.copy_in, harvest=self.collect)
-
     async def copy_in(self, box: Box) -> None:
         """Copy the files into a box whose program was not started yet."""
-        assert self._source is not None
-        await box.place(self._source)
+        if self._held is not None:
+            await self._held.place(box)
+        elif self._fetched is not None:
+            await box.place(self._fetched)
+
+    def is_in(self, box: Box) -> bool:
+        """Whether a box, which served the last run of the session, has the files already."""
+        return self._held is not None and self._held.is_in(box)
 
     async def collect(self, box: Box) -> None:
         """Keep what a stopped box has: artifacts, and the workspace of the session even where those cannot be kept."""
@@ -107,8 +108,8 @@ class FileKeeper(Keeper):
     async def start(self) -> None:
         """Tidy up after an earlier server, and begin to remove what is expired."""
         await self.uploads.start()
-        await self.workspaces.start()
-        for session_id in await self.workspaces.ids():
+        await self.workspaces.store.start()
+        for session_id in await self.workspaces.store.ids():
             if await self._store.session(session_id) is None:
                 await self.workspaces.remove(session_id)
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="artifact sweeper")

@@ -31,12 +31,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The entries from ``requested`` up to ``delivered``, that one excluded, are not kept any more."""
+    """The log goes on with the number ``delivered``, not with ``requested``."""
 
     requested: int
     delivered: int
+    first: int = 1
+    """The first number that the log has used here: those before have no entry that could be missing."""
 
     @property
     def lost(self) -> int:
-        """How many are missing."""
-        return self.delivered - self.requested
+        """How many entries are not kept any more."""
+        return self.delivered - min(max(self.requested, self.first), self.delivered)

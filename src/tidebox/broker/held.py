@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from tidebox.broker.failures import internal_error
 from tidebox.broker.sandboxes import LiveSandbox
 from tidebox.model.idempotency import Claim
+from tidebox.model.outward import BoxEgress
+from tidebox.model.packages import NO_PACKAGES, Packages
 from tidebox.model.principal import Actor
 from tidebox.model.providers import AUTO
 from tidebox.model.sandbox import TRANSITIONS, Binding, Capability, SandboxState, Scope
@@ -47,6 +49,10 @@ class Ask:
     wait: float = 30.0
     """How long to wait for a sandbox that is being made."""
     claim: Claim | None = None
+    packages: Packages = NO_PACKAGES
+    """What a sandbox has that is made for this; one that is there stays as it is."""
+    egress: BoxEgress | None = None
+    """What such a sandbox may reach."""
 
 
 class Over(Exception):

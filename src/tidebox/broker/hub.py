@@ -41,9 +41,11 @@ class Reader(Protocol):
 class Channel(OutputLog[Frame]):
     """The log of one run."""
 
-    def __init__(self, *, max_bytes: int, last_seq: int = 0, file: LogSink | None = None) -> None:
+    def __init__(self, *, max_bytes: int, last_seq: int = 0, begins_at: int = 1, file: LogSink | None = None) -> None:
         super().__init__(max_bytes, last_seq)
         self._file = file
+        self.begins_at = begins_at
+        """The number of the log's first entry, wherever that is kept."""
         self.readers = 0
 
     @property
@@ -156,11 +158,11 @@ class ChannelReader:
         return self._following(channel.frames_from(self.next_seq, _BATCH_BYTES))
 
     def _following(self, frames: list[Frame]) -> list[Frame | Gap]:
-        found = _with_gaps(self.next_seq, frames)
+        found = _with_gaps(self.next_seq, frames, self._channel.begins_at)
         if frames:
             self.next_seq = frames[-1].seq + 1
         else:
-            found = [Gap(self.next_seq, self._channel.first_seq)]
+            found = [Gap(self.next_seq, self._channel.first_seq, self._channel.begins_at)]
             self.next_seq = self._channel.first_seq
         return found
 
@@ -209,7 +211,7 @@ class StoredReader:
         if self._log is not None and not self._tail:
             frames = await self._log.read_from(self._next, _BATCH_BYTES)
         if frames:
-            found = _with_gaps(self._next, frames)
+            found = _with_gaps(self._next, frames, self._run.first_seq)
             self._last = frames[-1].seq
             self._next = self._last + 1
             return found
@@ -237,14 +239,14 @@ class StoredReader:
             await log.close()
 
 
-def _with_gaps(following: int, frames: list[Frame]) -> list[Frame | Gap]:
-    """Frames, with a note wherever some are missing, from the one that should follow on."""
+def _with_gaps(following: int, frames: list[Frame], first: int) -> list[Frame | Gap]:
+    """Frames of a log that begins at ``first``, with a note wherever some are missing, from ``following`` on."""
     if not frames or frames[-1].seq - following + 1 == len(frames):
         return list(frames)
     found: list[Frame | Gap] = []
     for frame in frames:
         if frame.seq > following:
-            found.append(Gap(following, frame.seq))
+            found.append(Gap(following, frame.seq, first))
         found.append(frame)
         following = frame.seq + 1
     return found
@@ -303,16 +305,18 @@ class Hub:
         channel = self._open[run_id] = Channel(max_bytes=self._buffer_bytes, file=file)
         return channel
 
-    async def resume(self, run_id: str, *, after: int = 0) -> Channel:
+    async def resume(self, run_id: str, *, begins_at: int = 1) -> Channel:
         """The channel of a run that an earlier server accepted: it goes on where that one stopped.
 
-        Of one that another node accepted the log is not here: numbers up to ``after`` may have been used there.
+        Of one that another node accepted the log is not here: numbers below ``begins_at`` may have been used there.
         """
         file, last_seq = None, 0
         if self.files is not None:
             file, last_seq = await self.files.resume(run_id)
-        last_seq = max(last_seq, after)
-        channel = self._open[run_id] = Channel(max_bytes=self._buffer_bytes, last_seq=last_seq, file=file)
+        last_seq = max(last_seq, begins_at - 1)
+        channel = self._open[run_id] = Channel(
+            max_bytes=self._buffer_bytes, last_seq=last_seq, begins_at=begins_at, file=file
+        )
         return channel
 
     def channel(self, run_id: str) -> Channel | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tidebox.broker.work import Work
-from tidebox.model.order import Order
 from tidebox.model.run import Run
+from tidebox.runtime.base import BoxFiles
 
 
-class RunFiles:
+class RunFiles(BoxFiles):
     """The files of one run, from before its box is opened until its end is in the store.
 
-    Its worker calls ``open``, runs what ``order`` returns, and calls ``close`` whatever happened in between.
+    Its worker calls ``open``, has it filled and collected while it runs, and calls ``close`` whatever happened.
     """
 
     def __init__(self) -> None:
@@ -20,10 +20,6 @@ class RunFiles:
 
     async def open(self) -> None:
         """Take hold of what the box is to be given."""
-
-    def order(self, order: Order) -> Order:
-        """``order`` with the files to copy into the box and to collect from it."""
-        return order
 
     async def close(self) -> None:
         """Let go of everything; harmless where nothing was opened."""

@@ -18,9 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from tidebox.broker.frame import Frame
 from tidebox.broker.logstore import Extent, KeptLog, LogSink, LogStore, StoredLog
-from tidebox.model.events import Output
+from tidebox.model.events import EgressSeen, Output, Preparing
 from tidebox.model.log import Began, Heartbeat, InputClosed, LogEntry, PhaseChanged, Truncated
 from tidebox.model.run import Phase
 
@@ -34,7 +36,7 @@ _READ_BYTES = 256 * 1024
 _NAME = "stream.log"
 _HEAD = struct.Struct(">IQB")
 _TIME = struct.Struct(">d")
-_STDOUT, _STDERR, _PHASE, _BEGAN, _TRUNCATED, _INPUT_CLOSED, _HEARTBEAT = range(7)
+_STDOUT, _STDERR, _PHASE, _BEGAN, _TRUNCATED, _INPUT_CLOSED, _HEARTBEAT, _PREPARING, _EGRESS = range(9)
 
 
 def encode(frame: Frame) -> bytes:
@@ -52,6 +54,10 @@ def encode(frame: Frame) -> bytes:
         kind, data = _INPUT_CLOSED, entry.reason.encode()
     elif isinstance(entry, Heartbeat):
         kind, data = _HEARTBEAT, _TIME.pack(entry.at)
+    elif isinstance(entry, Preparing):
+        kind, data = _PREPARING, entry.message.encode("utf-8", "replace")
+    elif isinstance(entry, EgressSeen):
+        kind, data = _EGRESS, msgspec.msgpack.encode(entry)
     else:
         raise ValueError("the end of a run is not in its log file")
     return _HEAD.pack(len(data), frame.seq, kind) + data
@@ -65,6 +71,8 @@ _DECODERS: dict[int, Callable[[bytes], LogEntry]] = {
     _TRUNCATED: lambda data: Truncated(data.decode()),
     _INPUT_CLOSED: lambda data: InputClosed(data.decode()),
     _HEARTBEAT: lambda data: Heartbeat(_TIME.unpack(data)[0]),
+    _PREPARING: lambda data: Preparing(data.decode()),
+    _EGRESS: lambda data: msgspec.msgpack.decode(data, type=EgressSeen),
 }
 
 

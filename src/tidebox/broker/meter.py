@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from tidebox.errors import TideboxError
+from tidebox.model.events import EgressSeen
+from tidebox.model.result import EgressUsage
 from tidebox.model.run import Conclusion
 
 
 class Meter:
     """Told of each step of every run, journaled or not; called on the event loop, so it must be quick."""
+
+    def of(self, runtime: str | None) -> Meter:
+        """The meter of the runs of one runtime; None for the default one."""
+        return self
 
     def accepted(self) -> None:
         """One was accepted."""
@@ -23,6 +29,12 @@ class Meter:
 
     def ended(self, conclusion: Conclusion, seconds: float) -> None:
         """One is over, so many seconds after it was given a slot; 0 if it never was."""
+
+    def reached(self, seen: EgressSeen) -> None:
+        """A program made a connection of a new kind, or was denied one."""
+
+    def transferred(self, usage: EgressUsage) -> None:
+        """So much went over the network for a program that is over."""
 
     def session_created(self) -> None:
         """A session was made."""

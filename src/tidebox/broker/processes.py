@@ -119,6 +119,8 @@ class Process:
         self._input: deque[bytes | None] = deque()
         self._input_size = 0
         self._input_open = True
+        self.input_taken = 0
+        """How many bytes of its input do not wait here any more."""
         self._writing: asyncio.Task[None] | None = None
         self._on_end: list[Callable[[], None]] = []
         self._following = asyncio.get_running_loop().create_task(self._follow(), name="process-output")
@@ -205,7 +207,9 @@ class Process:
                     self.pid = event.pid
                     self._changes.wake()
                 elif isinstance(event, Exited):
-                    self.end = ProcessEnd(event, time.monotonic() - self._started, self._timed_out)
+                    # Its end comes after its output, so it may have ended long before the kill: then nothing killed it.
+                    timed_out = self._timed_out and event.signal == signal.SIGKILL
+                    self.end = ProcessEnd(event, time.monotonic() - self._started, timed_out)
         except TideboxError as error:
             self.error = error
         finally:
@@ -260,9 +264,18 @@ class Process:
                 if data is None:
                     await self._exec.end_input()
                 else:
-                    await self._exec.write(data)
-                    self._input_size -= len(data)
-                    self._changes.wake()
+                    try:
+                        await self._exec.write(data)
+                    finally:
+                        self._input_size -= len(data)
+                        self.input_taken += len(data)
+                        self._changes.wake()
+
+    async def input_changed(self, taken: int) -> int:
+        """Wait until more of its input was taken than that, or it is over; how much was."""
+        while self.input_taken <= taken and not self.over:
+            await self._changes.wait()
+        return self.input_taken
 
     # Control
 

@@ -12,7 +12,7 @@ from tidebox.broker.audit import Audit
 from tidebox.broker.failures import internal_error
 from tidebox.broker.held import Held, Over
 from tidebox.broker.leases import Terms
-from tidebox.broker.providers.base import Provider, Providers
+from tidebox.broker.providers.base import NO_EXTRAS, Extras, Provider, Providers
 from tidebox.broker.sandboxes import LiveSandbox
 from tidebox.errors import (
     BoxGone,
@@ -22,6 +22,8 @@ from tidebox.errors import (
     StoreUnavailable,
     TideboxError,
 )
+from tidebox.model.events import EgressSeen, Preparing
+from tidebox.model.packages import PACKAGE_ERRORS
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.providers import AUTO
 from tidebox.model.sandbox import Binding, SandboxState
@@ -77,6 +79,7 @@ class Provisioner:
         candidates: Sequence[Provider],
         fresh: LiveSandbox | None = None,
         like: LiveSandbox | None = None,
+        extras: Extras = NO_EXTRAS,
     ) -> None:
         """Give a binding a sandbox: ``fresh``, which the first of the candidates had ready, or one that they make."""
         lost, held.sandbox = held.sandbox, None
@@ -85,7 +88,7 @@ class Provisioner:
         provider = candidates[0]
         if fresh is None:
             try:
-                provider, fresh = await self._made(held, candidates, like)
+                provider, fresh = await self._made(held, candidates, like, extras)
             except TideboxError as error:
                 held.go(SandboxState.FAILED)
                 self.record("sandbox.access.failed", held.binding, error.code)
@@ -93,13 +96,29 @@ class Provisioner:
         await self._place(held, provider, fresh)
 
     async def _made(
-        self, held: Held, candidates: Sequence[Provider], like: LiveSandbox | None
+        self, held: Held, candidates: Sequence[Provider], like: LiveSandbox | None, extras: Extras
     ) -> tuple[Provider, LiveSandbox]:
         reasons: list[TideboxError] = []
+        packages = extras.packages
+
+        def tell(event: Preparing) -> None:
+            if event.layer is not None:
+                self.record(
+                    "sandbox.packages.built", held.binding, "built", packages=packages.shown(), layer=event.layer
+                )
+
+        def tell_egress(seen: EgressSeen) -> None:
+            outcome = "allowed" if seen.allowed else "denied"
+            self.record(f"sandbox.access.egress_{outcome}", held.binding, seen.reason or outcome, **seen.shown())
+
         for provider in candidates:
             held.asked.add(provider.name)
             try:
-                return provider, await provider.create(held.binding.id, like)
+                wanted = replace(extras, tell=tell, tell_egress=tell_egress, user=held.binding.user)
+                return provider, await provider.create(held.binding.id, like, wanted)
+            except PACKAGE_ERRORS as error:
+                self.record("sandbox.packages.failed", held.binding, error.code, packages=packages.shown())
+                raise
             except _CANNOT as error:
                 reasons.append(error)
         # The best of them is the one whose reason counts.
@@ -206,7 +225,7 @@ class Provisioner:
         """What is still being let go of."""
         return set(self._closing)
 
-    def record(self, event: str, binding: Binding, outcome: str) -> None:
+    def record(self, event: str, binding: Binding, outcome: str, **more: Any) -> None:
         """Write into the audit log what happened to a binding by itself."""
         self._audit.record(
             event,
@@ -219,4 +238,5 @@ class Provisioner:
             thread_id=binding.thread_id,
             owner=binding.user,
             provider=binding.provider,
+            **more,
         )

@@ -30,15 +30,38 @@ from tidebox.broker.stdin import StdinFeed
 from tidebox.broker.work import Work, decode_work, encode_work
 from tidebox.broker.worker import Worker
 from tidebox.cluster.membership import Membership, Resident
-from tidebox.errors import Conflict, Forbidden, NotFound, ShuttingDown, StoreUnavailable, TideboxError
+from tidebox.errors import (
+    Conflict,
+    Forbidden,
+    NodeLost,
+    NotFound,
+    ShuttingDown,
+    StoreInDoubt,
+    StoreUnavailable,
+    TideboxError,
+    WrongNode,
+)
+from tidebox.model.egress import Allowlist
+from tidebox.model.events import EgressSeen
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.ids import new_id
 from tidebox.model.limits import MIB
 from tidebox.model.listing import RunPage, RunQuery
 from tidebox.model.log import Ended, PhaseChanged
-from tidebox.model.node import Owner
+from tidebox.model.node import NOBODY, Owner
+from tidebox.model.packages import Packages
 from tidebox.model.principal import Caller
-from tidebox.model.run import NODE_LOST, Conclusion, Phase, Reason, Run, RunFacts, Transition, ended
+from tidebox.model.run import (
+    NODE_LOST,
+    Conclusion,
+    Phase,
+    Reason,
+    Run,
+    RunFacts,
+    Transition,
+    conclusion_of_failure,
+    ended,
+)
 from tidebox.runtime.base import Runner
 from tidebox.store.base import Creation, Estate, Store
 
@@ -46,10 +69,7 @@ _log = logging.getLogger(__name__)
 
 _PRUNE_SECONDS = 60.0
 
-# The log of an attempt is on the disk of its node. The next one's numbers begin after all that it can have used while
-# its run waited, so that nobody who goes on by number misses anything.
-_SEQS_OF_AN_ATTEMPT = 1_000_000
-
+_NOT_ACCEPTED = conclusion_of_failure(StoreUnavailable("the store did not say whether it had accepted the run"))
 _RESTARTED = Conclusion(
     phase=Phase.FAILED, reason=Reason.SERVER_RESTARTED, message="the server was restarted while the program ran"
 )
@@ -93,6 +113,7 @@ class Runs(Resident):
         retention: Retention,
         keeper: Keeper,
         membership: Membership,
+        allowlist: Allowlist | None = None,
     ) -> None:
         self._runner = runner
         self._store = store
@@ -104,10 +125,14 @@ class Runs(Resident):
         self._retention = retention
         self._keeper = keeper
         self._membership = membership
+        self._allowlist = allowlist
+        """What programs may reach at most, on this server."""
         self._working: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
         self._accepting: set[asyncio.Task[Receipt]] = set()
         self._pruning: asyncio.Task[None] | None = None
         self._refusing = False
+        self._in_doubt: set[str] = set()
+        """Runs that may be in the store without anybody having been told."""
 
     async def start(self) -> None:
         """Take up what an earlier server of this node left."""
@@ -137,10 +162,14 @@ class Runs(Resident):
         await self._queue(run, work)
 
     async def _queue(self, run: Run, work: bytes) -> None:
-        worker = self._new_worker(run.user, decode_work(work), run.facts.session_id)
-        channel = await self._hub.resume(run.id, after=_SEQS_OF_AN_ATTEMPT * (run.attempt - 1))
+        worker = self._new_worker(run.user, self._under_current_rules(decode_work(work)), run.facts.session_id)
+        channel = await self._hub.resume(run.id, begins_at=run.first_seq)
         self._scheduler.reenter(worker.ticket)
         self._carry_out(worker, run, channel)
+
+    def _under_current_rules(self, work: Work) -> Work:
+        """Work that an earlier server accepted, under the allow-list of this one."""
+        return work if work.egress is None else replace(work, egress=work.egress.under(self._allowlist))
 
     async def inherit(self, estate: Estate) -> None:
         """Go on with the runs that were taken over, and write down which were lost."""
@@ -245,6 +274,7 @@ class Runs(Resident):
                 if worker.ticket.lane == session_id:
                     worker.kill(verdict)
             await asyncio.wait(tasks)
+        self._runner.let_go(session_id)
 
     async def write_stdin(self, caller: Caller, run_id: str, data: bytes) -> None:
         """Send input to an interactive run, waiting while its program does not read."""
@@ -256,17 +286,21 @@ class Runs(Resident):
 
     async def read_log(self, caller: Caller, run_id: str, seq: int | None = None, *, tail: bool = False) -> Reader:
         """A reader of a run's log, from ``seq``, from the oldest entry kept, or with ``tail`` from now on."""
-        reader = await self._hub.reader(await self.get(caller, run_id), seq, tail=tail)
+        run = await self.get(caller, run_id)
+        self._require_here(run)
+        reader = await self._hub.reader(run, seq, tail=tail)
         if reader is None:
-            raise _no_log(run_id)
+            raise await self.elsewhere(run) or _no_log(run_id)
         self._audit.record("sandbox.run.log_read", caller, "allowed", run_id=run_id)
         return reader
 
     async def read_log_so_far(self, caller: Caller, run_id: str, seq: int | None = None) -> Reader:
         """A reader of what is in a run's log now, from ``seq`` or from its beginning; it waits for nothing."""
-        reader = await self._hub.snapshot(await self.get(caller, run_id), seq)
+        run = await self.get(caller, run_id)
+        self._require_here(run)
+        reader = await self._hub.snapshot(run, seq)
         if reader is None:
-            raise _no_log(run_id)
+            raise await self.elsewhere(run) or _no_log(run_id)
         self._audit.record("sandbox.run.log_read", caller, "allowed", run_id=run_id)
         return reader
 
@@ -278,10 +312,23 @@ class Runs(Resident):
         """A run, and its log as a file with everything in it so far."""
         run = await self.get(caller, run_id)
         log = await self._hub.stored(run_id)
+        if log is None and (elsewhere := await self.elsewhere(run)) is not None:
+            raise elsewhere
         if log is None and run.log_bytes:
             raise _no_log(run_id)
         self._audit.record("sandbox.run.log_read", caller, "allowed", run_id=run_id)
         return run, log
+
+    async def elsewhere(self, run: Run) -> WrongNode | NodeLost | None:
+        """Why the log and the files of a run are not here; None where they would be."""
+        node_id = run.owner.node_id
+        if node_id in (NOBODY.node_id, self._membership.node_id):
+            return None
+        if await self._store.has_node(node_id):
+            return WrongNode(
+                "another server has the log and the files of this run: ask that one", run_id=run.id, node_id=node_id
+            )
+        return NodeLost("the server that has the log and the files of this run is lost", run_id=run.id, node_id=node_id)
 
     def phases(self) -> Mapping[Phase, int]:
         """How many of the runs that are not over are in which phase."""
@@ -300,7 +347,7 @@ class Runs(Resident):
         """Refuse what only the server that has a run can do."""
         node_id = run.owner.node_id
         if not run.phase.terminal and node_id != self._membership.node_id:
-            raise Conflict("another server has this run: ask that one", run_id=run.id, node_id=node_id)
+            raise WrongNode("another server has this run: ask that one", run_id=run.id, node_id=node_id)
 
     # How a run is accepted.
 
@@ -309,7 +356,7 @@ class Runs(Resident):
             self._audit.check()
             return await self._accept(caller, facts, work, claim)
         except TideboxError as error:
-            self._meter.refused(error)
+            self._meter.of(facts.runtime).refused(error)
             self._audit.record("sandbox.run.refused", caller, error.code, runtime=facts.runtime)
             raise
 
@@ -345,7 +392,7 @@ class Runs(Resident):
             used_since=day_of(now),
         )
         try:
-            prior = await self._store.create_run(creation)
+            prior = await self._created(creation)
         except BaseException:
             self._scheduler.leave(worker.ticket)
             raise
@@ -353,10 +400,34 @@ class Runs(Resident):
             self._scheduler.leave(worker.ticket)
             return _repeated(prior)
         self._audit.record("sandbox.run.created", caller, "accepted", **audited(run))
-        self._meter.accepted()
+        self._meter.of(facts.runtime).accepted()
         self._record(run)
         self._carry_out(worker, run, self._hub.open(run.id))
         return Receipt(run, expected_wait=None if has_slot else self._scheduler.expected_wait())
+
+    async def _created(self, creation: Creation) -> Answered | None:
+        """Create a run in the store, and look where that does not say whether it has."""
+        run_id = creation.run.id
+        try:
+            return await self._store.create_run(creation)
+        except StoreInDoubt:
+            # Until it is known: where nobody can look now, nobody is told of a run, and none may be left.
+            self._in_doubt.add(run_id)
+            there = await self._store.run(run_id)
+            self._in_doubt.discard(run_id)
+            if there is None:
+                raise
+            return None
+
+    async def _end_doubtful(self) -> None:
+        """End the runs that are in the store although their callers were told that there are none."""
+        for run_id in list(self._in_doubt):
+            run = await self._store.run(run_id)
+            if run is not None and not run.phase.terminal:
+                following = await self._store.advance_run(run, ended(_NOT_ACCEPTED, time.time()))
+                if following is not None:
+                    self._record(following)
+            self._in_doubt.discard(run_id)
 
     def _new_worker(self, user: str, work: Work, session_id: str | None) -> Worker:
         # Runs of a session share its workspace, so they take turns.
@@ -368,8 +439,10 @@ class Runs(Resident):
             runner=self._runner,
             store=self._store,
             scheduler=self._scheduler,
-            meter=self._meter,
+            meter=self._meter.of(work.spec.runtime),
             on_step=self._record,
+            on_packages=self._record_packages,
+            on_egress=self._record_egress,
         )
 
     def _carry_out(self, worker: Worker, run: Run, channel: Channel) -> None:
@@ -395,6 +468,15 @@ class Runs(Resident):
     def _record(self, run: Run) -> None:
         outcome = run.reason.value if run.reason is not None else run.phase.value
         self._audit.record(f"sandbox.run.{run.phase.value}", run.caller, outcome, **audited(run))
+
+    def _record_packages(self, run: Run, packages: Packages, outcome: str, layer: str | None) -> None:
+        event = "sandbox.packages.failed" if layer is None else "sandbox.packages.built"
+        self._audit.record(event, run.caller, outcome, run_id=run.id, packages=packages.shown(), layer=layer)
+
+    def _record_egress(self, run: Run, seen: EgressSeen) -> None:
+        outcome = "allowed" if seen.allowed else "denied"
+        about = {"run_id": run.id, "session_id": run.facts.session_id, "runtime": run.facts.runtime}
+        self._audit.record(f"sandbox.run.egress_{outcome}", run.caller, seen.reason or outcome, **about, **seen.shown())
 
     # How everything ends.
 
@@ -433,6 +515,7 @@ class Runs(Resident):
             await asyncio.sleep(_PRUNE_SECONDS)
             now = time.time()
             try:
+                await self._end_doubtful()
                 await self._store.prune(
                     claims_before=now - self._retention.claims, runs_before=now - self._retention.runs
                 )

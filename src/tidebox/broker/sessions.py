@@ -19,7 +19,8 @@ from tidebox.broker.keeping import Keeper
 from tidebox.broker.meter import Meter
 from tidebox.broker.quotas import Quotas
 from tidebox.broker.runs import Runs
-from tidebox.errors import NotFound, StoreUnavailable, TideboxError
+from tidebox.cluster.membership import Membership
+from tidebox.errors import NodeLost, NotFound, StoreUnavailable, TideboxError, WrongNode
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.run import Conclusion, Phase, Reason
@@ -56,6 +57,7 @@ class Sessions:
         quotas: Quotas,
         claims_kept: float,
         interval: float,
+        membership: Membership,
     ) -> None:
         self._store = store
         self._audit = audit
@@ -65,11 +67,13 @@ class Sessions:
         self._quotas = quotas
         self._claims_kept = claims_kept
         self._interval = interval
+        self._membership = membership
         self._removing: dict[str, asyncio.Task[None]] = {}
         self._reaper: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to look for sessions whose time is over."""
+    async def start(self) -> None:
+        """Take up sessions that have no owner, and begin to look for those whose time is over."""
+        await self._store.recover_sessions(self._membership.node_id)
         self._reaper = asyncio.get_running_loop().create_task(self._reap(), name="session reaper")
 
     async def close(self) -> None:
@@ -85,6 +89,7 @@ class Sessions:
     async def create(self, caller: Caller, session: Session, claim: Claim | None = None) -> SessionReceipt:
         """Make a session, or answer a repeated request as the first one was; raises as ``Runs.submit`` does."""
         self._audit.check()
+        session = replace(session, node_id=self._membership.owner.node_id)
         creation = SessionCreation(
             session=session,
             claim=claim,
@@ -95,17 +100,37 @@ class Sessions:
         prior = await self._store.create_session(creation)
         if prior is not None:
             return SessionReceipt(msgspec.json.decode(prior.response, type=Session), prior)
-        self._meter.session_created()
+        self._meter.of(session.runtime).session_created()
         self._record("sandbox.session.created", caller, session, "created")
         return SessionReceipt(session)
 
     async def get(self, caller: Caller, session_id: str) -> Session:
-        """A session of the caller's own that can be used; an admin may see any."""
+        """A session of the caller's own that can be used; an admin may see any. ``NodeLost`` where its files are."""
+        session = await self._known(caller, session_id)
+        if not self._is_here(session) and not await self._store.has_node(session.node_id):
+            raise NodeLost(
+                "the server that has the files of this session is lost",
+                session_id=session_id,
+                node_id=session.node_id,
+            )
+        return session
+
+    async def here(self, caller: Caller, session_id: str) -> Session:
+        """As ``get``, of a session whose files are here; ``WrongNode`` where another server has them."""
+        session = await self.get(caller, session_id)
+        if not self._is_here(session):
+            raise _elsewhere(session)
+        return session
+
+    async def _known(self, caller: Caller, session_id: str) -> Session:
         session = await self._store.session(session_id)
         mine = session is not None and (session.user == caller.principal.user or caller.principal.is_admin)
         if session is None or not mine or not session.usable(time.time()):
             raise NotFound("no such session", session_id=session_id)
         return session
+
+    def _is_here(self, session: Session) -> bool:
+        return session.node_id == self._membership.node_id
 
     async def list(self, caller: Caller, *, limit: int, offset: int) -> SessionPage:
         """The caller's sessions, newest first."""
@@ -115,7 +140,10 @@ class Sessions:
 
     async def delete(self, caller: Caller, session_id: str) -> None:
         """Kill the runs of a session, remove its files, and forget it."""
-        session = await self.get(caller, session_id)
+        session = await self._known(caller, session_id)
+        # What a lost node has of it goes when that one is back: it finds that there is no such session.
+        if not self._is_here(session) and await self._store.has_node(session.node_id):
+            raise _elsewhere(session)
         self._record("sandbox.session.deleted", caller, session, "deleted")
         await asyncio.shield(self._remove(session, _DELETED))
 
@@ -137,7 +165,7 @@ class Sessions:
     async def _reap(self) -> None:
         while True:
             try:
-                for session in await self._store.expired_sessions(time.time()):
+                for session in await self._store.expired_sessions(time.time(), self._membership.node_id):
                     if session.id not in self._removing:
                         self._record("sandbox.session.expired", _REAPER, session, "expired")
                     await asyncio.shield(self._remove(session, _EXPIRED))
@@ -162,3 +190,9 @@ class Sessions:
             policy_hash=session.policy_hash,
             spec_version=session.spec_version,
         )
+
+
+def _elsewhere(session: Session) -> WrongNode:
+    return WrongNode(
+        "another server has the files of this session: ask that one", session_id=session.id, node_id=session.node_id
+    )

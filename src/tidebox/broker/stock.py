@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from tidebox.errors import StartupTimeout, TideboxError
+from tidebox.broker.providers.base import NO_EXTRAS, Extras
+from tidebox.errors import RuntimeUnavailable, StartupTimeout, TideboxError
 from tidebox.model.box import BoxSpec
+from tidebox.model.events import Preparing
 from tidebox.model.ids import new_id
 from tidebox.model.order import STARTUP_SECONDS
 from tidebox.runtime.base import Box, Runtime
@@ -19,6 +22,8 @@ _log = logging.getLogger(__name__)
 _BREATH_SECONDS = 0.05
 _RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 60.0
+
+Provide = Callable[[BoxSpec, Callable[[Preparing], None]], Awaitable[BoxSpec]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +37,10 @@ class FreshBox:
 class Stock:
     """Opens long-lived boxes, some of them beforehand."""
 
-    def __init__(self, runtime: Runtime, spec: BoxSpec, size: int) -> None:
+    def __init__(self, runtime: Runtime, spec: BoxSpec, size: int, provide: Provide | None = None) -> None:
+        """``provide`` puts the packages of a spec into its image."""
         self._runtime = runtime
+        self._provide = provide
         self._spec = spec
         self._size = size
         self._ready: deque[FreshBox] = deque()
@@ -69,16 +76,24 @@ class Stock:
         self._discarding.add(task)
         task.add_done_callback(self._discarding.discard)
 
-    async def open(self) -> FreshBox:
-        """A new box."""
+    async def open(self, extras: Extras = NO_EXTRAS) -> FreshBox:
+        """A new box; what is done for its packages does not count as its start."""
         sandbox_id = new_id("sb")
         relayed = sandbox_id if self._runtime.features.relays else None
-        spec = replace(self._spec, sandbox_id=relayed)
+        spec = replace(self._spec, sandbox_id=relayed, packages=extras.packages, egress=extras.egress)
+        if extras.packages:
+            spec = replace(spec, packages_for=extras.user)
+            if self._provide is None:
+                raise RuntimeUnavailable("sandboxes have no packages here")
+            spec = await self._provide(spec, extras.tell)
         limit = asyncio.timeout(STARTUP_SECONDS)
         self.opening += 1
         try:
             async with limit:
-                return FreshBox(sandbox_id, await self._runtime.open(spec))
+                box = await self._runtime.open(spec)
+            if extras.egress is not None:
+                box.on_egress(extras.tell_egress)
+            return FreshBox(sandbox_id, box)
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -21,13 +21,13 @@ from weakref import WeakValueDictionary
 from tidebox.broker.audit import Audit
 from tidebox.broker.git import Fetch, GitRules, check
 from tidebox.broker.meter import Meter
+from tidebox.broker.spool import Spool
 from tidebox.broker.workspaces import Workspaces
 from tidebox.errors import Overloaded, PayloadTooLarge, StoreUnavailable
 from tidebox.files.disk import flush
 from tidebox.files.ignore import ALWAYS, Ignore
 from tidebox.files.staging import ArchiveKind, Stage, StageLimits
 from tidebox.files.trees import NEW_FILE, opened, remove_tree
-from tidebox.model.ids import new_id
 from tidebox.model.principal import Caller
 from tidebox.model.source import GitSource
 
@@ -200,9 +200,9 @@ class Uploads:
     """Takes in what is sent, or fetched, for sessions and runs."""
 
     def __init__(
-        self, data_dir: Path, workspaces: Workspaces, rules: UploadRules, git: GitRules, meter: Meter, audit: Audit
+        self, spool: Spool, workspaces: Workspaces, rules: UploadRules, git: GitRules, meter: Meter, audit: Audit
     ) -> None:
-        self._root = data_dir / "uploads"
+        self._spool = spool
         self._audit = audit
         self._workspaces = workspaces
         self._rules = rules
@@ -218,8 +218,7 @@ class Uploads:
 
     async def start(self) -> None:
         """Remove what an earlier server did not finish."""
-        await asyncio.to_thread(remove_tree, self._root)
-        await asyncio.to_thread(self._root.mkdir, 0o700, True)
+        await self._spool.start()
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -345,20 +344,17 @@ class Uploads:
 
     @contextlib.asynccontextmanager
     async def _directory(self) -> AsyncIterator[Path]:
-        directory = self._root / new_id("up")
-        try:
-            await asyncio.to_thread(_make, directory)
-        except OSError as error:
-            raise StoreUnavailable(f"no upload can be taken: {error.strerror}") from error
-        try:
+        async with self._spool.directory() as directory:
+            try:
+                await asyncio.to_thread(_make, directory)
+            except OSError as error:
+                raise StoreUnavailable(f"no upload can be taken: {error.strerror}") from error
             yield directory
-        finally:
-            await asyncio.to_thread(remove_tree, directory)
 
 
 def _make(directory: Path) -> None:
     for name in ("parts", "tree"):
-        (directory / name).mkdir(mode=0o700, parents=True)
+        (directory / name).mkdir(mode=0o700)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from tidebox.model.box import BoxSpec
 from tidebox.model.launch import Launch
 from tidebox.model.limits import MIB, RANGES
 from tidebox.model.order import CANCEL_GRACE_SECONDS, STARTUP_SECONDS, Order
+from tidebox.model.outward import BoxEgress
 from tidebox.model.source import GitSource
 
 
@@ -35,13 +36,15 @@ class Work:
     """Which files of the workspace are kept as artifacts."""
     git: GitSource | None = None
     """Where given, its files are put into the workspace before those of ``files``."""
+    egress: BoxEgress | None = None
+    """Beside ``spec`` until it is run: by then the server's list may be another one."""
 
-    def order(self, stdin: AsyncIterator[bytes] | None) -> Order:
+    def order(self, stdin: AsyncIterator[bytes] | None, user: str = "") -> Order:
         """What the runtime is told. Output is cut where it is logged, so it is no reason to stop the program."""
         unlimited = replace(self.spec.limits, output=int(RANGES["output"].high))
         return Order(
             launch=self.launch,
-            spec=replace(self.spec, limits=unlimited),
+            spec=replace(self.spec, limits=unlimited, packages_for=user, egress=self.egress),
             files=self.files,
             stdin=self.stdin if stdin is None else stdin,
             cancel_grace=self.cancel_grace,

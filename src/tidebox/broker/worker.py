@@ -20,9 +20,10 @@ from tidebox.broker.meter import Meter
 from tidebox.broker.scheduler import Place, Scheduler, Ticket
 from tidebox.broker.stdin import StdinFeed
 from tidebox.broker.work import Work
-from tidebox.errors import QueueExpired, ShuttingDown, StoreUnavailable, TideboxError
-from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.errors import QueueExpired, ShuttingDown, StoreInDoubt, StoreUnavailable, TideboxError
+from tidebox.model.events import EgressSeen, Event, Exited, Output, Preparing, Started
 from tidebox.model.log import Began, InputClosed, PhaseChanged, Truncated
+from tidebox.model.packages import PACKAGE_ERRORS, Packages
 from tidebox.model.result import Outcome
 from tidebox.model.run import (
     NODE_LOST,
@@ -75,6 +76,8 @@ class Worker:
         scheduler: Scheduler,
         meter: Meter,
         on_step: Callable[[Run], None],
+        on_packages: Callable[[Run, Packages, str, str | None], None],
+        on_egress: Callable[[Run, EgressSeen], None],
         keeper: Keeper,
         lane: str | None = None,
     ) -> None:
@@ -86,6 +89,8 @@ class Worker:
         self._scheduler = scheduler
         self._meter = meter
         self._on_step = on_step
+        self._on_packages = on_packages
+        self._on_egress = on_egress
         self._keeper = keeper
         self._files = RunFiles()
         self._verdict: Conclusion | None = None
@@ -95,6 +100,7 @@ class Worker:
         self._kill = Switch()
         self._shut_down = False
         self._startup: asyncio.Timeout | None = None
+        self._image_digest: str | None = None
         self._run: Run | None = None
         self._channel: Channel | None = None
 
@@ -175,6 +181,8 @@ class Worker:
             await self._told_of_beginning()
             log.flush()
             self._meter.ended(conclusion, self.ticket.held)
+            if conclusion.usage is not None and conclusion.usage.egress is not None:
+                self._meter.transferred(conclusion.usage.egress)
             if conclusion.phase not in TRANSITIONS[self._run.phase]:
                 # It was over before it was said to have begun.
                 await self._advance(Transition(to=Phase.RUNNING, at=time.time()))
@@ -187,6 +195,7 @@ class Worker:
                 log_truncated=log.truncated,
                 artifact_bytes=self._files.artifact_bytes,
                 left_out=self._files.left_out,
+                image_digest=self._image_digest,
             )
             return await self._advance(step)
         except _Lost:
@@ -239,6 +248,11 @@ class Worker:
                 # The program does not wait for the store, but what it does is told only after it is known to run.
                 self._beginning = asyncio.get_running_loop().create_task(self._begun(channel, time.time()))
                 return
+            if isinstance(event, Preparing):
+                channel.publish(event)
+                if event.layer is not None:
+                    self._tell_of_packages("built", event.layer)
+                return
             await self._told_of_beginning()
             if isinstance(event, Output):
                 log.write(event.stream, event.data)
@@ -247,7 +261,7 @@ class Worker:
                 # While the box is stopped and measured.
                 channel.hurry()
 
-        order = self.work.order(self.stdin.chunks() if self.stdin is not None else None)
+        order = self.work.order(self.stdin.chunks() if self.stdin is not None else None, self._run.user)
         startup = asyncio.timeout(self.work.startup_timeout)
         try:
             async with startup:
@@ -256,12 +270,15 @@ class Worker:
                     return self._canceled()
                 self._files = self._keeper.run_files(self._run, self.work)
                 await self._files.open()
-                order = self._files.order(replace(order, kill=self._kill))
-                ending = await self._runner.run(order, sink, self._cancel)
+                order = replace(order, kill=self._kill, on_egress=self._tell_of_egress)
+                ending = await self._runner.run(order, sink, self._cancel, self._files)
+                self._image_digest = ending.image_digest
                 if ending.not_started is not None:
                     await self._told_of_beginning()
                     log.write("stderr", ending.not_started.stderr)
         except TideboxError as error:
+            if isinstance(error, PACKAGE_ERRORS) and self.work.spec.packages:
+                self._tell_of_packages(error.code)
             return conclusion_of_failure(error)
         except _Lost:
             raise
@@ -282,7 +299,22 @@ class Worker:
                 usage=ending.usage,
             )
         pids = self.work.spec.limits.pids
-        return conclusion_of(ending.outcome, ending.exit_code, ending.signal, ending.usage, pids_limit=pids)
+        concluded = conclusion_of(ending.outcome, ending.exit_code, ending.signal, ending.usage, pids_limit=pids)
+        if ending.place is not None:
+            return replace(concluded, message=f"the program could not be compiled: {ending.place}")
+        return concluded
+
+    def _tell_of_egress(self, seen: EgressSeen) -> None:
+        assert self._run is not None
+        self._on_egress(self._run, seen)
+        self._meter.reached(seen)
+        wanted = self.work.egress is not None and self.work.egress.events
+        if wanted and self._channel is not None and not self._channel.over:
+            self._channel.publish(seen)
+
+    def _tell_of_packages(self, outcome: str, layer: str | None = None) -> None:
+        assert self._run is not None
+        self._on_packages(self._run, self.work.spec.packages, outcome, layer)
 
     async def _begun(self, channel: Channel, at: float) -> None:
         run = await self._advance(Transition(to=Phase.RUNNING, at=at))
@@ -300,10 +332,14 @@ class Worker:
         """Take a step, however long the store is away, unless the server ends; raises where the run cannot take it."""
         assert self._run is not None
         pause = _RETRY_SECONDS
+        in_doubt = False
         while True:
             try:
                 following = await self._store.advance_run(self._run, step)
-            except StoreUnavailable:
+                if following is None and in_doubt:
+                    following = await self._found_after(self._run, step)
+            except StoreUnavailable as error:
+                in_doubt = in_doubt or isinstance(error, StoreInDoubt)
                 if self._shut_down:
                     raise _Lost from None
                 await asyncio.sleep(pause)
@@ -314,3 +350,12 @@ class Worker:
             self._run = following
             self._on_step(following)
             return following
+
+    async def _found_after(self, run: Run, step: Transition) -> Run | None:
+        """The run as the store has it, if it took that step and only the answer was lost."""
+        there = await self._store.run(run.id)
+        finished_at = step.at if step.to.terminal else None
+        # Nobody but its owner takes such a step at such a time.
+        expected = (step.to, finished_at, run.owner, run.attempt)
+        is_ours = there is not None and (there.phase, there.finished_at, there.owner, there.attempt) == expected
+        return there if is_ours else None

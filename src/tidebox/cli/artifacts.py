@@ -7,16 +7,23 @@ pattern named.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from tidebox.cli.output import note
 from tidebox.cli.streams import write_all
 from tidebox.errors import InvalidRequest
 from tidebox.files.globs import Glob
+from tidebox.model.box import CaptureRule
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+BOUNDS = CaptureRule(patterns=())
+"""How much is copied of what a stranger's program left, here or on a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,28 @@ def wanted(captured: Mapping[str, bytes], patterns: Iterable[str], placed: Mappi
         for path, content in captured.items()
         if placed.get(path) != content and (not _is_hidden(path) or any(glob.matches(path) for glob in hidden))
     }
+
+
+def choose(sizes: Mapping[str, int], named: Collection[str] = ()) -> list[str]:
+    """Those of the files on a server that are copied: hidden ones only if they are named, as many as a box may leave.
+
+    The rest is counted in a line.
+    """
+    chosen: list[str] = []
+    total = hidden = too_much = 0
+    for path, size in sizes.items():
+        if _is_hidden(path) and path not in named:
+            hidden += 1
+        elif len(chosen) >= BOUNDS.max_files or size > min(BOUNDS.max_file_bytes, BOUNDS.max_total_bytes - total):
+            too_much += 1
+        else:
+            chosen.append(path)
+            total += size
+    if hidden:
+        note(f"{hidden} hidden files were not copied; name one to copy it")
+    if too_much:
+        note(f"{too_much} files were not copied: too many, or too large")
+    return chosen
 
 
 def _is_hidden(path: str) -> bool:
@@ -61,15 +90,17 @@ class ArtifactDirectory:
         """Write one file below the directory."""
         try:
             self._save(path, content)
-        except FileExistsError:
-            return Artifact(path, len(content), "there is one already; --force replaces it")
-        except NotADirectoryError:
-            return Artifact(path, len(content), "a link or a file is where its directory should be")
         except OSError as error:
-            return Artifact(path, len(content), error.strerror or str(error))
+            return Artifact(path, len(content), refusal(error))
         return Artifact(path, len(content))
 
     def _save(self, path: str, content: bytes) -> None:
+        with self.opened(path) as descriptor:
+            write_all(descriptor, content)
+
+    @contextlib.contextmanager
+    def opened(self, path: str) -> Iterator[int]:
+        """A new file below the directory, to be written within the context; it is there as a whole or not at all."""
         *parents, name = path.split("/")
         if any(part in ("", ".", "..") for part in (*parents, name)):
             raise OSError(f"not a file name: {path!r}")
@@ -79,24 +110,35 @@ class ArtifactDirectory:
                 below = _directory_below(directory, parent)
                 os.close(directory)
                 directory = below
-            self._write(directory, name, content)
+            with self._written(directory, name) as descriptor:
+                yield descriptor
         finally:
             os.close(directory)
 
-    def _write(self, directory: int, name: str, content: bytes) -> None:
+    @contextlib.contextmanager
+    def _written(self, directory: int, name: str) -> Iterator[int]:
         # Replacing goes by rename, which puts the file in the place of a link instead of writing through it.
         written = f".tidebox-{os.urandom(8).hex()}" if self._replace else name
         descriptor = os.open(written, _NEW_FILE, 0o666, dir_fd=directory)
         try:
             try:
-                write_all(descriptor, content)
+                yield descriptor
             finally:
                 os.close(descriptor)
             if self._replace:
                 os.rename(written, name, src_dir_fd=directory, dst_dir_fd=directory)
-        except OSError:
+        except BaseException:
             os.unlink(written, dir_fd=directory)
             raise
+
+
+def refusal(error: OSError) -> str:
+    """Why a file was not saved."""
+    if isinstance(error, FileExistsError):
+        return "there is one already; --force replaces it"
+    if isinstance(error, NotADirectoryError):
+        return "a link or a file is where its directory should be"
+    return error.strerror or str(error)
 
 
 def _directory_below(directory: int, name: str) -> int:

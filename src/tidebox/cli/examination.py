@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tidebox.config import load_settings
-from tidebox.embedded import Engine, run_on
+from tidebox.embedded import Engine, run_on, start_of
 from tidebox.errors import TideboxError
+from tidebox.model.box import BoxSpec
 from tidebox.model.limits import MIB
+from tidebox.model.preloads import SETS
 from tidebox.model.result import Outcome, Result
-from tidebox.model.runtimes import Finding, Guarantee
+from tidebox.model.runtimes import Finding, Guarantee, Report
 
 # Printed by a program in a box: what it is, what it sees, what it is refused.
 _LOOK_AROUND = """
@@ -59,6 +62,7 @@ _INTERPRETERS = ("python3", "node", "elixir")
 _FEW_PIDS = 8
 _CPU_SHARE = 0.25
 _ENOUGH = 20.0
+_MOST_IMAGES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,16 @@ class Interpreter:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageStart:
+    """How an interpreter starts in boxes of an image."""
+
+    image: str
+    language: str
+    start: str
+    """forked, parked or cold; ``none`` where the image has no such interpreter that works."""
+
+
+@dataclass(frozen=True, slots=True)
 class Examination:
     """All that was found."""
 
@@ -91,6 +105,7 @@ class Examination:
     interpreters: list[Interpreter] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     problem: str | None = None
+    images: list[ImageStart] = field(default_factory=list)
 
     @property
     def healthy(self) -> bool:
@@ -98,10 +113,11 @@ class Examination:
         return self.problem is None and all(check.state == "enforced" for check in self.checks)
 
 
-async def examine() -> Examination:
-    """Probe the default runtime and look at its boxes from inside."""
+async def examine(runtime: str | None = None) -> Examination:
+    """Probe a runtime, or the default one, and look at its boxes from inside."""
+    named = {} if runtime is None else {"default_runtime": runtime}
     # Where a guarantee is missing the others are still worth seeing.
-    engine = Engine(load_settings(allow_weak_isolation=True), pool=False)
+    engine = Engine(load_settings(allow_weak_isolation=True, **named), pool=False)
     try:
         report = await engine.probe()
         if not report.available:
@@ -113,10 +129,37 @@ async def examine() -> Examination:
             checks = [_missing(finding) for finding in report.findings]
             return Examination(report.runtime, checks, facts=dict(report.facts), problem=error.message)
         interpreters = await _interpreters(engine)
+        report = await _preloads(engine, report)
         checks = [_missing(f) if not f.enforced else _checked(f, *seen[f.guarantee]) for f in report.findings]
-        return Examination(report.runtime, checks, interpreters, dict(report.facts))
+        images = [
+            ImageStart(image.name, language, await start_of(engine, language, image.name) or "none")
+            for image in engine.runtime.images()[:_MOST_IMAGES]
+            for language in ("python", "javascript")
+        ]
+        return Examination(report.runtime, checks, interpreters, dict(report.facts), images=images)
     finally:
         await engine.close()
+
+
+async def _preloads(engine: Engine, report: Report) -> Report:
+    """The report, with what is loaded before programs start and what is not."""
+    loaded = []
+    for name in SETS if engine.runtime.shows_host else ():
+        try:
+            async with asyncio.timeout(_ENOUGH):
+                await engine.runtime.warm(BoxSpec(preload=name))
+            loaded.append(name)
+        except (TideboxError, TimeoutError):
+            continue  # what is not there, or why not, is said below
+    facts = (await engine.probe()).facts if loaded else report.facts
+    return replace(report, facts={**facts, "loaded before programs": ", ".join(loaded) or "nothing"})
+
+
+def _own_namespace(name: str) -> str | None:
+    try:
+        return os.readlink(f"/proc/self/ns/{name}")
+    except OSError:
+        return None  # boxes are on another machine, or this is not Linux
 
 
 def _missing(finding: Finding) -> Check:
@@ -130,10 +173,13 @@ def _checked(finding: Finding, holds: bool, seen: str) -> Check:
 async def _see(engine: Engine) -> dict[Guarantee, tuple[bool, str]]:
     """For each guarantee whether it holds, and what shows it."""
     look = _looked(await run_on(engine, _LOOK_AROUND, timeout=_ENOUGH))
-    apart = [name for name, link in look["namespaces"].items() if link != os.readlink(f"/proc/self/ns/{name}")]
+    apart = {name for name, link in look["namespaces"].items() if link != _own_namespace(name)}
+    if engine.runtime.boundary != "namespaces":
+        # Its users are other ones without a namespace of their own, too.
+        apart.add("user")
 
     def is_apart(*names: str) -> bool:
-        return set(names) <= set(apart)
+        return set(names) <= apart
 
     seen = {
         Guarantee.USER_SEPARATION: (look["uid"] != 0 and is_apart("user"), f"uid {look['uid']}"),

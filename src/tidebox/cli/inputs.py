@@ -10,21 +10,12 @@ from pathlib import Path
 
 from tidebox.config import environment_variable
 from tidebox.errors import InvalidRequest
+from tidebox.model.languages import Languages
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.limits import GIB, KIB, MIB
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
 _UNITS = {"k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}
-_INTERPRETERS = {
-    ".py": "python3",
-    ".js": "node",
-    ".mjs": "node",
-    ".cjs": "node",
-    ".sh": "sh",
-    ".bash": "bash",
-    ".ex": "elixir",
-    ".exs": "elixir",
-}
 
 
 def parse_size(option: str, text: str) -> int:
@@ -49,8 +40,8 @@ def parse_env(given: Iterable[str]) -> dict[str, str]:
     return variables
 
 
-def interpreter_of(path: str, source: bytes) -> list[str]:
-    """The command that runs a file, from its first line or its name."""
+def named_interpreter(source: bytes) -> list[str] | None:
+    """The command that a file's first line names."""
     first_line = source[:256].partition(b"\n")[0]
     if first_line.startswith(b"#!"):
         words = first_line[2:].decode("utf-8", "replace").split()
@@ -59,10 +50,16 @@ def interpreter_of(path: str, source: bytes) -> list[str]:
         if words and not words[0].startswith("-") and "=" not in words[0]:
             # By name: where an interpreter lies is another matter in a box than on the machine the file was written on.
             return [os.path.basename(words[0]), *words[1:]]
-    interpreter = _INTERPRETERS.get(os.path.splitext(path)[1].lower())
-    if interpreter is None:
+    return None
+
+
+def language_of_file(path: str, languages: Languages) -> str:
+    """The language of a file, from its name; raises ``InvalidRequest`` where that does not tell."""
+    suffix = os.path.splitext(path)[1]
+    found = languages.by_suffix(suffix) or languages.by_suffix(suffix.lower())
+    if found is None:
         raise InvalidRequest(f"{path}: its name and first line do not tell the language; give --language", field="file")
-    return [interpreter]
+    return found.name
 
 
 class FilesIn:
@@ -83,11 +80,11 @@ class FilesIn:
 
     def add(self, given: str) -> None:
         """``SRC`` or ``SRC:DEST``: a file, or a directory with everything in it."""
-        source, destination = _split(given)
+        source, destination = split_source(given)
         if destination.endswith("/") or not destination:
             destination += os.path.basename(os.path.abspath(source))
         try:
-            for path, below in _regular_files(source):
+            for path, below in regular_files(source):
                 target = f"{destination}/{below}" if below else destination
                 if path is None:
                     self.links_left_out += 1
@@ -113,7 +110,8 @@ class FilesIn:
         return content
 
 
-def _split(given: str) -> tuple[str, str]:
+def split_source(given: str) -> tuple[str, str]:
+    """``SRC`` and ``DEST`` of ``SRC:DEST``; what is not said is empty."""
     source, colon, destination = given.rpartition(":")
     # A name with a colon in it is still a name.
     if not colon or os.path.lexists(given):
@@ -121,7 +119,7 @@ def _split(given: str) -> tuple[str, str]:
     return source, destination.removeprefix(WORKSPACE + "/")
 
 
-def _regular_files(source: str) -> Iterator[tuple[str | None, str]]:
+def regular_files(source: str) -> Iterator[tuple[str | None, str]]:
     """(path, path below ``source``) of each file; None for what is no regular file.
 
     A link in a directory is not followed: the directory may be a stranger's, and the link may point to a secret of the

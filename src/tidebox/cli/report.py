@@ -10,16 +10,14 @@ from typing import Any
 
 import click
 
-from tidebox.cli.output import FAILED, note
+from tidebox.cli.output import FAILED, note, say
 from tidebox.cli.running import Finished
-from tidebox.errors import TideboxError
 from tidebox.model.limits import GIB, KIB, MIB
 from tidebox.model.result import Outcome
 
 TIMEOUT = 124
 OUTPUT_LIMIT = 125
 OUT_OF_MEMORY = 137
-BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 def tell(finished: Finished) -> int:
@@ -33,6 +31,11 @@ def tell(finished: Finished) -> int:
     for artifact in refused:
         note(f"{artifact.path} was not saved: {artifact.refused}")
     return _exit_code(finished) or (FAILED if refused else 0)
+
+
+def print_started(run_id: str, *, as_json: bool) -> None:
+    """The run of a program that was left to a server."""
+    say(json.dumps({"run_id": run_id}) if as_json else run_id)
 
 
 def print_json(finished: Finished) -> None:
@@ -53,11 +56,6 @@ def print_json(finished: Finished) -> None:
     click.echo(json.dumps(content))
 
 
-def print_error(error: TideboxError) -> None:
-    """An error in place of a result."""
-    click.echo(json.dumps({"error": {"code": error.code, "message": error.message, "retryable": error.retryable}}))
-
-
 def _encoded(data: bytes) -> tuple[str, str]:
     try:
         return data.decode(), "utf-8"
@@ -69,11 +67,19 @@ def _exit_code(finished: Finished) -> int:
     ending = finished.ending
     if ending.outcome is Outcome.EXITED:
         return ending.exit_code or 0
+    if ending.outcome is Outcome.COMPILE_FAILED:
+        # As every compiler ends; one that ended otherwise has not made a program either.
+        return ending.exit_code or 1
     if ending.outcome is Outcome.SIGNALED:
         return 128 + (ending.signal or 0)
     if ending.outcome is Outcome.CANCELLED:
         return 128 + (finished.stopped_by or signal.SIGINT)
-    return {Outcome.TIMEOUT: TIMEOUT, Outcome.OOM: OUT_OF_MEMORY, Outcome.OUTPUT_LIMIT: OUTPUT_LIMIT}[ending.outcome]
+    return {
+        Outcome.TIMEOUT: TIMEOUT,
+        Outcome.COMPILE_TIMEOUT: TIMEOUT,
+        Outcome.OOM: OUT_OF_MEMORY,
+        Outcome.OUTPUT_LIMIT: OUTPUT_LIMIT,
+    }[ending.outcome]
 
 
 def _reason(finished: Finished) -> str | None:
@@ -85,6 +91,7 @@ def _reason(finished: Finished) -> str | None:
         Outcome.OOM: f"out of memory: it may use {_size_text(limits.memory)}",
         Outcome.OUTPUT_LIMIT: f"output limit: stopped after {_size_text(limits.output)}",
         Outcome.CANCELLED: "cancelled",
+        Outcome.COMPILE_TIMEOUT: f"timeout: not compiled after {limits.compile_timeout:g} s",
     }.get(ending.outcome)
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
+
+from tidebox.cli.outward import egress_options
+from tidebox.cli.remote import Server, ServerCommand, profile_option, server_option
+
+if TYPE_CHECKING:
+    from tidebox.model.outward import EgressAsk
 
 # What stands before the words decides what they are, and the parser takes it away.
 _AFTER_DASHES = "tidebox.after_dashes"
 
 
-class _RunCommand(click.Command):
+class _RunCommand(ServerCommand):
     """Knows whether ``--`` stood before the words."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -30,7 +37,7 @@ class _RunCommand(click.Command):
 @click.option(
     "--language",
     metavar="NAME",
-    help="python, javascript, shell or elixir.",
+    help="python, javascript, typescript, go, java, c, ...",
     show_default="as FILE says, else python",
 )
 @click.option(
@@ -49,14 +56,22 @@ class _RunCommand(click.Command):
 )
 @click.option("--artifacts-dir", default=".", metavar="DIR", help="Where artifacts go.", show_default=True)
 @click.option("--force", is_flag=True, help="Let artifacts replace files.")
+@click.option("--runtime", metavar="NAME", help="How it is isolated: native or docker.", show_default="the default")
 @click.option("--image", default="host", metavar="NAME", help="Root file system of the box.", show_default=True)
+@click.option("--with", "packages", multiple=True, metavar="PACKAGE", help="A package of its language (repeatable).")
+@egress_options
 @click.option("--timeout", type=float, metavar="SECONDS", help="How long it may run.", show_default="30")
+@click.option("--compile-timeout", type=float, metavar="SECONDS", help="How long it may compile.", show_default="60")
 @click.option("--memory", metavar="SIZE", help="Like 512M or 2G.", show_default="256M")
 @click.option("--cpus", type=float, metavar="N", help="How many processors' time.", show_default="1")
 @click.option("--pids", type=int, metavar="N", help="Processes and threads.", show_default="128")
 @click.option("--output-limit", metavar="SIZE", help="Bytes it may print.", show_default="8M")
 @click.option("--workspace", metavar="SIZE", help="Size of /workspace.", show_default="256M")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of the output.")
+@server_option
+@profile_option
+@click.option("--session", metavar="ID", help="Run it in the workspace of a session of the server.")
+@click.option("--detach", is_flag=True, help="Leave it to the server, and print the id of its run.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -69,51 +84,72 @@ def command(
     artifacts: tuple[str, ...],
     artifacts_dir: str,
     force: bool,
+    runtime: str | None,
     image: str,
+    packages: tuple[str, ...],
+    egress: EgressAsk | None,
     timeout: float | None,
+    compile_timeout: float | None,
     memory: str | None,
     cpus: float | None,
     pids: int | None,
     output_limit: str | None,
     workspace: str | None,
     as_json: bool,
+    server: str | None,
+    profile: str | None,
+    session: str | None,
+    detach: bool,
 ) -> int:
-    """Run a program in a fresh box.
+    """Run a program in a fresh box, here or with --server on a server.
 
     Everything after FILE, or after the code, is the program's own.
     """
     from tidebox.cli import report
-    from tidebox.cli.running import Request, execute
-    from tidebox.errors import TideboxError
+    from tidebox.cli.running import Request, execute, start
 
-    try:
-        request = Request(
-            words=words,
-            is_command=context.meta[_AFTER_DASHES] and code is None,
-            code=code,
-            language=language,
-            stdin=_open_stdin(stdin, taken=code is None and words[:1] == ("-",)),
-            env=env,
-            files=files,
-            artifacts=artifacts,
-            artifacts_dir=artifacts_dir,
-            force=force,
-            image=image,
-            sizes={"memory": memory, "output": output_limit, "workspace": workspace},
-            numbers={"timeout": timeout, "cpus": cpus, "pids": pids},
-            keep_output=as_json,
-        )
-        finished = execute(request)
-    except BrokenPipeError:
-        # As a program that is killed by it; the reader has what he wanted.
-        return report.BROKEN_PIPE
-    except TideboxError as error:
-        if as_json:
-            report.print_error(error)
-        raise
+    elsewhere = _server(server, profile, session, detach)
+    if detach and stdin is not None:
+        raise click.UsageError("--detach leaves the program alone, so it has no input: leave --stdin out")
+    request = Request(
+        words=words,
+        is_command=context.meta[_AFTER_DASHES] and code is None,
+        code=code,
+        language=language,
+        stdin=_open_stdin(stdin, taken=code is None and words[:1] == ("-",)),
+        env=env,
+        files=files,
+        artifacts=artifacts,
+        artifacts_dir=artifacts_dir,
+        force=force,
+        runtime=runtime,
+        image=image,
+        packages=packages,
+        egress=egress,
+        sizes={"memory": memory, "output": output_limit, "workspace": workspace},
+        numbers={"timeout": timeout, "compile_timeout": compile_timeout, "cpus": cpus, "pids": pids},
+        keep_output=as_json,
+        server=elsewhere,
+        session_id=session,
+    )
+    if detach:
+        report.print_started(start(request), as_json=as_json)
+        return 0
+    finished = execute(request)
     if as_json:
         report.print_json(finished)
     return report.tell(finished)
+
+
+def _server(server: str | None, profile: str | None, session: str | None, detach: bool) -> Server | None:
+    """Where it runs, if not here."""
+    from tidebox.errors import InvalidRequest
+
+    if server is not None or profile is not None:
+        return Server(server or None, profile)
+    if session is not None or detach:
+        raise InvalidRequest("--session and --detach are for a server; give --server, too", field="server")
+    return None
 
 
 def _open_stdin(given: str | None, *, taken: bool) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import click
@@ -23,6 +24,8 @@ def command(host: str | None, port: int | None, data_dir: Path | None) -> None:
     The first signal lets running programs finish for a while, the second ends them. All other settings are environment
     variables, see docs/configuration.md.
     """
+    # Until the server is up: what is loaded is no garbage, and looking through it takes a tenth of the start.
+    gc.disable()
     from tidebox import server
     from tidebox.config import load_settings
 

@@ -73,6 +73,11 @@ def write_all(descriptor: int, data: bytes) -> None:
             select.select([], [descriptor], [])
 
 
+def is_null(descriptor: int) -> bool:
+    """Whether a descriptor is the null device: there is nothing to read."""
+    return os.path.samestat(os.fstat(descriptor), os.stat(os.devnull))
+
+
 def _read_some(descriptor: int) -> bytes:
     while True:
         try:

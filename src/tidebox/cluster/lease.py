@@ -1,7 +1,8 @@
 """How a node stands with the others, and when it may judge them. No I/O and no clock: times are given, in seconds.
 
-A node that was silent for ``Pace.lease`` is lost, and another takes over what it left. Nobody's clock but the
-database's says when that is. So a node that could not beat for ``Pace.lapse`` stops by itself: afterwards others may
+A node that was silent for ``Pace.lease`` is lost, and another takes over what it left. When that is, each of the others
+says by its own clock, from when it first saw the beat that is still the last one: a clock that is set, be it the
+database's, makes nobody silent. So a node that could not beat for ``Pace.lapse`` stops by itself: afterwards others may
 have been told of the end of what it runs. And one that could not beat does not judge those who could not either: it
 waits until it has been beating for a whole lease.
 """
@@ -12,7 +13,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tidebox.store.base import Pulse, Standing
+from tidebox.store.base import Beat, Pulse, Standing
 
 
 class State(enum.Enum):
@@ -76,9 +77,10 @@ class Lease:
     def __init__(self, pace: Pace, now: float) -> None:
         self.pace = pace
         self.state = State.HELD
-        self._alone = False
         self._beat_at = now
         self._beating_since = now
+        # What was last heard of each other node, and when that was new. None while nothing is known of others.
+        self._heard: dict[str, tuple[Beat, float]] | None = None
 
     def take(self, event: Event) -> State:
         """Change the state; raises where the table has no such change."""
@@ -91,17 +93,23 @@ class Lease:
     def joined(self, now: float) -> None:
         """Begin again, as a new node."""
         self.take(Event.JOINED)
-        self._alone = False
+        self._heard = None
         self._beat_at = self._beating_since = now
 
-    def answered(self, pulse: Pulse, sent_at: float) -> State:
-        """Note the answer to a beat that was sent then."""
+    def answered(self, pulse: Pulse, sent_at: float, now: float) -> State:
+        """Note the answer to a beat that was sent then, and is here now."""
         following = self.take(EVENTS[pulse.standing])
         if following is State.HELD:
             if sent_at - self._beat_at > 2 * self.pace.beat:
                 self._beating_since = sent_at
-            self._alone = pulse.alone
             self._beat_at = sent_at
+            known = self._heard or {}
+            self._heard = {
+                beat.node_id: known[beat.node_id]
+                if beat.node_id in known and known[beat.node_id][0] == beat
+                else (beat, now)
+                for beat in pulse.others
+            }
         return following
 
     def missed(self, now: float) -> None:
@@ -119,8 +127,16 @@ class Lease:
 
     def overdue(self, now: float) -> bool:
         """Whether others may have judged it lost. Where there were none, nobody is taken to have come meanwhile."""
-        return self.state is State.HELD and not self._alone and now >= self.lapses_at
+        return self.state is State.HELD and self._heard != {} and now >= self.lapses_at
 
     def may_judge(self, now: float) -> bool:
         """Whether the silence of others is their own."""
         return self.state is State.HELD and now - self._beating_since >= self.pace.lease
+
+    def silent(self, now: float) -> list[Beat]:
+        """The last beats of those nodes that are lost."""
+        if not self.may_judge(now):
+            return []
+        # Looks are a beat apart: the one that is due after a whole lease may come a moment early.
+        enough = self.pace.lease - self.pace.beat / 2
+        return [beat for beat, since in (self._heard or {}).values() if now - since >= enough]

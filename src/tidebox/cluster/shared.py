@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from tidebox.cluster.lease import Event, Lease, Pace, State
 from tidebox.cluster.membership import Membership, Resident
 from tidebox.errors import Conflict, StoreUnavailable
 from tidebox.model.node import Owner
-from tidebox.store.base import Pulse, Store
+from tidebox.store.base import Beat, Pulse, Store
 
 _log = logging.getLogger(__name__)
 
 # For the transactions of a node that are no beats: a connection that is dead, and not known to be, is not waited for.
 _PATIENCE_SECONDS = 30.0
+
+
+def _now() -> float:
+    """Seconds that go on while the machine sleeps, and that nobody can set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class SharedMembership(Membership):
@@ -52,7 +58,7 @@ class SharedMembership(Membership):
 
     def check(self) -> None:
         """Raise ``StoreUnavailable`` while others may have been told that this node is lost."""
-        if self._lease is None or not self._lease.may_begin(time.monotonic()):
+        if self._lease is None or not self._lease.may_begin(_now()):
             raise StoreUnavailable("this server has lost touch with its database")
 
     def register(self, resident: Resident) -> None:
@@ -67,7 +73,7 @@ class SharedMembership(Membership):
 
     async def _joined(self) -> float:
         """Join, and tell when that was at the earliest."""
-        now = time.monotonic()
+        now = _now()
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 self._owner = await self._store.join_node(self.node_id, self._home, self._pace.lease)
@@ -102,19 +108,19 @@ class SharedMembership(Membership):
 
     async def _beat(self, lease: Lease) -> None:
         while lease.state is not State.SUPERSEDED:
-            sent_at = time.monotonic()
+            sent_at = _now()
             # While it is forgotten it joins anew.
             if lease.state is not State.FORGOTTEN:
                 await self._beat_once(lease, sent_at)
-            await asyncio.sleep(sent_at + self._pace.beat - time.monotonic())
+            await asyncio.sleep(sent_at + self._pace.beat - _now())
 
     async def _beat_once(self, lease: Lease, sent_at: float) -> None:
         assert self._owner is not None
         try:
             async with asyncio.timeout(self._pace.beat):
-                pulse = await self._store.beat(self._owner, self._pace.lease)
+                pulse = await self._store.beat(self._owner)
         except Exception as error:
-            lease.missed(time.monotonic())
+            lease.missed(_now())
             if not self._missing:
                 _log.warning("this node cannot be heard of: %r", error)
             self._missing = True
@@ -123,12 +129,14 @@ class SharedMembership(Membership):
             self._answered(lease, pulse, sent_at)
 
     def _answered(self, lease: Lease, pulse: Pulse, sent_at: float) -> None:
-        state = lease.answered(pulse, sent_at)
+        now = _now()
+        state = lease.answered(pulse, sent_at, now)
         if state is State.HELD:
             self._arm()
-            left = self._watching and (pulse.lost or self._unsure)
-            if left and lease.may_judge(time.monotonic()) and not self._telling.locked():
-                self._later(self._take_over)
+            silent = lease.silent(now)
+            left = silent or pulse.left or self._unsure
+            if self._watching and left and lease.may_judge(now) and not self._telling.locked():
+                self._later(functools.partial(self._take_over, silent))
         elif state is State.FORGOTTEN:
             _log.error("this node was taken for lost: it lets go of its runs and joins anew")
             self._later(self._join_anew)
@@ -141,12 +149,12 @@ class SharedMembership(Membership):
         if self._lapsing is not None:
             self._lapsing.cancel()
         loop = asyncio.get_running_loop()
-        self._lapsing = loop.call_later(self._lease.lapses_at - time.monotonic(), self._lapse)
+        self._lapsing = loop.call_later(self._lease.lapses_at - _now(), self._lapse)
 
     def _lapse(self) -> None:
         lease = self._lease
         assert lease is not None
-        if lease.overdue(time.monotonic()):
+        if lease.overdue(_now()):
             lease.take(Event.OVERDUE)
             _log.error("this node could not be heard of for %g seconds: it stops its runs", self._pace.lapse)
             # At once, whatever else is under way.
@@ -189,10 +197,10 @@ class SharedMembership(Membership):
 
     # What others leave.
 
-    async def _take_over(self) -> None:
+    async def _take_over(self, silent: Sequence[Beat]) -> None:
         self._unsure = True
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            estate = await self._store.take_over(self.owner, self._pace.lease, time.time())
+            estate = await self._store.take_over(self.owner, silent, time.time())
         if estate is not None:
             for resident in self._residents:
                 await resident.inherit(estate)

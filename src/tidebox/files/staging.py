@@ -66,8 +66,18 @@ class Archive(Protocol):
 class Stage:
     """Writes what is brought into the empty directory ``root``; to be closed. Used by one thread."""
 
-    def __init__(self, root: int, limits: StageLimits, left_out: Ignore, *, keep_links: bool = False) -> None:
+    def __init__(
+        self,
+        root: int,
+        limits: StageLimits,
+        left_out: Ignore,
+        *,
+        keep_links: bool = False,
+        rename: Callable[[bytes], bytes | None] | None = None,
+    ) -> None:
+        """``rename`` says where a member of an archive goes, by its name; None for nowhere."""
         self._root = root
+        self._rename = rename
         self._limits = limits
         self._ignore = left_out
         self._keep_links = keep_links
@@ -155,7 +165,13 @@ class Stage:
             raise _blame(name, error.message) from None
 
     def _take(self, member: Member, archive: Archive) -> None:
+        # As the archive has it first: what leads out of it must not be led anywhere else.
         parts = split_name(member.name, self._limits.max_depth)
+        if self._rename is not None:
+            name = self._rename("/".join(parts).encode())
+            if name is None:
+                return
+            parts = split_name(name, self._limits.max_depth)
         if member.kind == SYMLINK and self._keep_links:
             self._link(parts, member)
             return

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         LogTruncated,
         PhaseChange,
         ProgramStart,
+        Progress,
+        Reached,
         RunEnd,
     )
     from tidebox.sdk.interpreter.log import AsyncRunLog
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from tidebox.sdk.sandboxes.blocking import Access, Files, Process, Sandbox, Watch
     from tidebox.sdk.sandboxes.files import AsyncFiles
     from tidebox.sdk.sandboxes.process import AsyncProcess
-    from tidebox.sdk.sandboxes.results import Chunk, Ending, ExecResult, FileInfo
+    from tidebox.sdk.sandboxes.results import Chunk, Ending, ExecResult, FileInfo, SandboxInfo
     from tidebox.sdk.sandboxes.sandbox import AsyncSandbox
     from tidebox.sdk.sandboxes.watch import AsyncWatch, Change
     from tidebox.sdk.synchronous import Client, Execution
@@ -86,12 +88,15 @@ _LAZY = {
     "PhaseChange": "interpreter.entries",
     "Process": "sandboxes.blocking",
     "ProgramStart": "interpreter.entries",
+    "Progress": "interpreter.entries",
+    "Reached": "interpreter.entries",
     "Result": "result",
     "Run": "interpreter.results",
     "RunEnd": "interpreter.entries",
     "RunLog": "interpreter.blocking",
     "RunResult": "interpreter.results",
     "Sandbox": "sandboxes.blocking",
+    "SandboxInfo": "sandboxes.results",
     "SandboxRecreated": "errors",
     "ServerProtocolError": "errors",
     "ServerRefused": "errors",
@@ -141,12 +146,15 @@ __all__ = [
     "PhaseChange",
     "Process",
     "ProgramStart",
+    "Progress",
+    "Reached",
     "Result",
     "Run",
     "RunEnd",
     "RunLog",
     "RunResult",
     "Sandbox",
+    "SandboxInfo",
     "SandboxRecreated",
     "ServerProtocolError",
     "ServerRefused",

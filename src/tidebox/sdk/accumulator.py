@@ -6,8 +6,10 @@ from tidebox.errors import TideboxError
 from tidebox.model.limits import MIB
 from tidebox.model.result import Outcome, Usage
 from tidebox.protocols import fathom
+from tidebox.protocols.codec import ErrorBody
 from tidebox.protocols.fathom import Ack, Error, ResourceUsage, Status, StatusChange, Stderr, Stdout
-from tidebox.sdk.errors import ServerProtocolError, from_frame
+from tidebox.sdk.errors import ServerProtocolError
+from tidebox.sdk.failures import from_told
 from tidebox.sdk.result import Result
 
 # The one error that is about the program and not instead of an ending: its status and its result still follow.
@@ -68,7 +70,7 @@ class Accumulator:
         elif event.code == OUTPUT_LIMIT and self.accepted:
             self.truncated = True
         else:
-            self.failure = from_frame(event.code, event.message, retryable=event.retryable)
+            self.failure = from_told(ErrorBody(event.code, event.message, event.retryable))
 
     def is_terminal(self) -> bool:
         """Whether the server has said how the execution ended."""

@@ -14,11 +14,12 @@ from websockets.exceptions import ConnectionClosed
 from tidebox.errors import TideboxError
 from tidebox.model.principal import ClientSource
 from tidebox.protocols.fathom import Status
+from tidebox.sdk.closing import Closing
 from tidebox.sdk.errors import ClientClosed, ConnectionLost, ServerProtocolError, ServerUnreachable
 from tidebox.sdk.reconnection import Reconnection
 from tidebox.sdk.result import Health, Output, Result
 from tidebox.sdk.session import Options, Progress, Session, make_request
-from tidebox.sdk.target import DEFAULT_URL, find_target, source_headers
+from tidebox.sdk.target import find_target, source_headers
 from tidebox.sdk.transport import OPENING_ERRORS, Connect, check_version, closing_error, opening_error, options
 
 _NORMAL, _PROTOCOL_ERROR = 1000, 1002
@@ -92,17 +93,17 @@ class AsyncExecution:
                 self._link.session.forget(self._progress)
 
 
-class AsyncClient:
+class AsyncClient(Closing):
     """A connection to a server, kept up: many executions at once, each by ``run`` or ``start``.
 
-    ``url`` is the server's address. Without ``api_key`` the key is that of ``SANDBOX_API_KEY`` or, for a server on
-    this machine, the one in its data directory. ``connect_timeout`` is how long a call waits for a connection,
-    ``source`` what kind of program this is, for the server's audit log.
+    ``url`` is the server's address, ``api_key`` the key for it; ``tidebox.sdk.target`` says what is meant without
+    them. ``connect_timeout`` is how long a call waits for a connection, ``source`` what kind of program this is, for
+    the server's audit log.
     """
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         api_key: str | None = None,
         connect_timeout: float = 10.0,
@@ -123,11 +124,6 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         await self.connect()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def connect(self) -> None:
         """Connect now; without it, the first call does."""

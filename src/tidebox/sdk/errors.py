@@ -6,10 +6,10 @@
     ├── ClientClosed          the client was closed, by its own side
     ├── VersionRefused        the server does not speak this version of the protocol
     ├── SandboxRecreated      the sandbox was lost with all that was in it; there is a new one now
-    ├── ServerRefused         refused for good, for a reason that has no class of its own
-    └── ServerProtocolError   the server broke the protocol
+    └── ServerRefused         refused for good, for a reason that has no class of its own
 
-What the server itself found wrong keeps its class of ``tidebox.errors``: ``InvalidRequest``, ``UnknownLanguage``,
+``ServerProtocolError`` of ``tidebox.errors`` says that the server broke the protocol. What the server itself found
+wrong keeps its class of ``tidebox.errors``: ``InvalidRequest``, ``UnknownLanguage``,
 ``Overloaded``, ``Unauthorized`` and so on; ``details['code']`` is the code as the protocol spells it.
 """
 
@@ -20,15 +20,13 @@ from typing import Any
 
 from tidebox.errors import (
     Forbidden,
-    InternalError,
     InvalidRequest,
     NotFound,
-    Overloaded,
     RateLimited,
     TideboxError,
     Unauthorized,
-    UnknownLanguage,
 )
+from tidebox.errors import ServerProtocolError as ServerProtocolError
 
 VERSION_HEADER = "X-Protocol-Version"
 
@@ -75,21 +73,6 @@ class ServerRefused(TideboxError):
     code = "server_refused"
 
 
-class ServerProtocolError(TideboxError):
-    """The server sent something the protocol does not allow."""
-
-    code = "server_protocol_error"
-
-
-_BY_CODE: dict[str, type[TideboxError]] = {
-    "LANGUAGE_NOT_SUPPORTED": UnknownLanguage,
-    "INVALID_REQUEST": InvalidRequest,
-    "UNKNOWN_EXECUTION": NotFound,
-    "SANDBOX_OVERLOADED": Overloaded,
-    "INTERNAL_ERROR": InternalError,
-    "NETWORK_ERROR": InternalError,
-}
-
 _BY_STATUS: dict[int, type[TideboxError]] = {
     400: InvalidRequest,
     401: Unauthorized,
@@ -99,14 +82,6 @@ _BY_STATUS: dict[int, type[TideboxError]] = {
     429: RateLimited,
     503: ServerUnreachable,
 }
-
-
-def from_frame(code: str, message: str, *, retryable: bool) -> TideboxError:
-    """The error that an ``error`` frame tells of; a code that is not known counts by whether a retry may help."""
-    kind = _BY_CODE.get(code)
-    if kind is None or kind.retryable is not retryable:
-        kind = InternalError if retryable else ServerRefused
-    return kind(message, code=code)
 
 
 def from_response(status: int, body: bytes) -> TideboxError:

@@ -7,31 +7,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
-
 from tidebox.errors import (
     BoxGone,
-    CapabilityDenied,
     Conflict,
-    ExecFailed,
-    Expired,
     FileOperationFailed,
     Forbidden,
     InternalError,
-    InvalidRequest,
-    LimitOutOfRange,
     NotFound,
+    Overloaded,
     PayloadTooLarge,
     ProvisionFailed,
     RateLimited,
-    SandboxStarting,
+    ServerProtocolError,
     TideboxError,
     Unauthorized,
+    UnknownLanguage,
 )
+from tidebox.protocols.access import NOUN_CODES, NOUNS
+from tidebox.protocols.codec import ErrorBody, ErrorEnvelope, decode
 from tidebox.sdk.errors import ServerRefused, ServerUnreachable
 
 
@@ -42,35 +38,23 @@ def _tree(top: type[TideboxError]) -> Iterator[type[TideboxError]]:
             yield from _tree(kind)
 
 
+_KINDS = {kind.code: kind for kind in _tree(TideboxError) if "code" in vars(kind)} | {"internal_error": InternalError}
 # As the interpreter service spells them, each class its own; then as the other protocols do.
 _BY_CODE: dict[str, type[TideboxError]] = {
-    **{kind.code: kind for kind in _tree(TideboxError) if "code" in vars(kind)},
-    "internal_error": InternalError,
+    **_KINDS,
+    **{code.upper(): kind for code, kind in _KINDS.items()},
+    **{f"{noun}_{code.upper()}": _KINDS[code] for noun in NOUNS for code in NOUN_CODES},
+    "LANGUAGE_NOT_SUPPORTED": UnknownLanguage,
+    "UNKNOWN_EXECUTION": NotFound,
+    "SANDBOX_OVERLOADED": Overloaded,
+    "NETWORK_ERROR": InternalError,
     "UNAUTHENTICATED": Unauthorized,
-    "FORBIDDEN": Forbidden,
-    "CAPABILITY_DENIED": CapabilityDenied,
-    "SESSION_NOT_FOUND": NotFound,
-    "BINDING_NOT_FOUND": NotFound,
-    "NOT_FOUND": NotFound,
-    "SESSION_CONFLICT": Conflict,
-    "BINDING_CONFLICT": Conflict,
-    "CONFLICT": Conflict,
-    "SESSION_EXPIRED": Expired,
-    "BINDING_EXPIRED": Expired,
-    "SANDBOX_STARTING": SandboxStarting,
-    "RATE_LIMITED": RateLimited,
     "PROVIDER_UNAVAILABLE": ProvisionFailed,
     "BACKEND_UNAVAILABLE": BoxGone,
-    "INVALID_REQUEST": InvalidRequest,
-    "LIMIT_OUT_OF_RANGE": LimitOutOfRange,
-    "PAYLOAD_TOO_LARGE": PayloadTooLarge,
-    "EXEC_FAILED": ExecFailed,
     "FILE_NOT_FOUND": NotFound,
     "FILE_ACCESS_DENIED": Forbidden,
     "FILE_CONFLICT": Conflict,
     "NO_SPACE": FileOperationFailed,
-    "FILE_OPERATION_FAILED": FileOperationFailed,
-    "INTERNAL_ERROR": InternalError,
 }
 
 # For answers of whatever stands between us and the server, which have no code.
@@ -83,29 +67,12 @@ _BY_STATUS: dict[int, type[TideboxError]] = {
 }
 
 
-class Told(msgspec.Struct):
-    """An error as the server tells it."""
-
-    code: str
-    message: str
-    retryable: bool = False
-    request_id: str | None = None
-    details: dict[str, Any] = {}
-
-
-class _Envelope(msgspec.Struct):
-    error: Told
-
-
-_decode = msgspec.json.Decoder(_Envelope).decode
-
-
-def from_told(told: Told, **more: Any) -> TideboxError:
+def from_told(told: ErrorBody, **more: Any) -> TideboxError:
     """The error that the server told of; a code that is not known counts by whether a retry may help."""
     kind = _BY_CODE.get(told.code)
     if kind is None or kind.retryable is not told.retryable:
         kind = InternalError if told.retryable else ServerRefused
-    details = told.details | more | {"code": told.code}
+    details = (told.details or {}) | more | {"code": told.code}
     if told.request_id is not None:
         details["request_id"] = told.request_id
     return kind(told.message, **details)
@@ -122,8 +89,8 @@ def from_answer(status: int, headers: Mapping[str, str], body: bytes) -> Tidebox
     if (pause := _retry_after(headers.get("retry-after", ""))) is not None:
         more["retry_after"] = pause
     try:
-        return from_told(_decode(body).error, **more)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return from_told(decode(ErrorEnvelope, body).error, **more)
+    except ServerProtocolError:
         kind = _BY_STATUS.get(status) or (ServerUnreachable if status >= 500 else ServerRefused)
         return kind(f"the server answered with HTTP status {status}", **more)
 
@@ -132,6 +99,8 @@ def _retry_after(text: str) -> float | None:
     """How many seconds to wait, said as such or as a date."""
     if text.isascii() and text.isdigit():
         return float(text[:16])
+    from email.utils import parsedate_to_datetime  # which is long to load, and hardly ever needed
+
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, OverflowError, OSError):

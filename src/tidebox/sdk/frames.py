@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from tidebox.errors import InvalidRequest
-from tidebox.protocols.fathom import VERSION, Answer, Cancel, Execute, Ping, Request
-from tidebox.sdk.errors import ServerProtocolError
+from tidebox.protocols.codec import encode, frame_reader
+from tidebox.protocols.fathom import VERSION, Answer, Cancel, Execute, Ping
 
-_KNOWN = frozenset(kind.__struct_config__.tag for kind in Answer.__args__)
-_decoder: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
-_encode = msgspec.json.Encoder().encode
-
-
-class _Envelope(msgspec.Struct):
-    type: str
+decode: Callable[[bytes | str], Answer | None] = frame_reader(Answer)
 
 
 def _now() -> str:
@@ -45,26 +39,3 @@ def make_cancel(id: str) -> Cancel:
 def make_ping() -> Ping:
     """The message that asks whether the server is there."""
     return Ping(v=VERSION, ts=_now())
-
-
-def encode(message: Request | dict[str, str]) -> bytes:
-    """The text of a message, or of a part of one."""
-    try:
-        return _encode(message)
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"not text that can be sent: {error.reason}") from None
-
-
-def decode(data: bytes | str) -> Answer | None:
-    """The message in a text frame; None for a type that a later server may know and we do not."""
-    try:
-        return _decoder.decode(data)
-    except msgspec.ValidationError as error:
-        try:
-            if msgspec.json.decode(data, type=_Envelope).type not in _KNOWN:
-                return None
-        except msgspec.ValidationError:
-            pass
-        raise ServerProtocolError(f"the server sent a message that is not in the protocol: {error}") from None
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise ServerProtocolError(f"the server sent something that is not JSON: {error}") from None

@@ -7,21 +7,24 @@ import socket
 import ssl
 import weakref
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import httpcore2  # noqa: F401 # httpx2 loads it with the first request, which would hold up somebody's event loop
 import httpx2
-import msgspec
 from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import InvalidStatus
 
 import tidebox
 from tidebox.errors import InvalidRequest, TideboxError
 from tidebox.model.limits import MIB
-from tidebox.model.principal import ClientSource
+from tidebox.model.principal import CLIENT_HEADER, ClientSource, clean_client
+from tidebox.protocols.codec import encode
+from tidebox.protocols.dataplane.frames import MAX_FRAME_BYTES
 from tidebox.sdk.errors import ClientClosed, ConnectionLost, ServerProtocolError, ServerUnreachable
 from tidebox.sdk.failures import from_answer
-from tidebox.sdk.target import is_local, source_headers
+from tidebox.sdk.target import Target, is_local, source_headers
+from tidebox.sdk.transport import OPENING_ERRORS, Connect, opening_error
 
 USER_AGENT = f"tidebox/{tidebox.__version__}"
 # Well before the server closes a connection that nobody uses: a request must not meet its end.
@@ -42,16 +45,62 @@ KEEP_ALIVE = tuple(
 # The longest answer that is kept in memory: a program may print 64 MiB, and as JSON that may be six times as much.
 MAX_ANSWER_BYTES = 512 * MIB
 _MAX_ERROR_BYTES = MIB
+_CLOSE_SECONDS = 2.0
+# Frames that come before they are read; whoever is further ahead of its reader has to wait.
+_UNREAD_FRAMES = 16
 _NOT_CONNECTED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
+
+
+class Abortable(Protocol):
+    """What can be ended without a goodbye."""
+
+    def abort(self) -> None: ...
+
+
+class Connection(Protocol):
+    """A WebSocket connection, as far as it is used here."""
+
+    @property
+    def transport(self) -> Abortable: ...
+
+    async def send(self, message: bytes, *, text: bool | None = None) -> None: ...
+
+    async def recv(self, decode: bool | None = None) -> Any: ...
+
+    async def ping(self) -> Any: ...
+
+    async def close(self) -> None: ...
 
 
 class Http:
     """The connections of one client, those for requests kept for the next one."""
 
-    def __init__(self, connect_timeout: float, source: ClientSource = "SDK") -> None:
+    def __init__(
+        self,
+        connect_timeout: float = 10.0,
+        source: ClientSource | None = "SDK",
+        *,
+        client: str | None = None,
+        upgrade_timeout: float | None = None,
+        tls: ssl.SSLContext | None = None,
+        proxies: bool = True,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
+        """``tls`` replaces the system's certificates; without ``proxies`` those of the environment are not used.
+
+        ``client`` is the name of the program that this one works for, for the server's audit log. Of a socket's frames
+        that nobody has read yet some are kept, none larger than ``max_frame_bytes``.
+        """
+        self._max_frame_bytes = max_frame_bytes
         self.connect_timeout = connect_timeout
-        self.headers = source_headers(source)
+        self.upgrade_timeout = connect_timeout if upgrade_timeout is None else upgrade_timeout
+        """Until a socket is open."""
+        self.headers = {} if source is None else source_headers(source)
         """What every request says of this client."""
+        if client is not None and (name := clean_client(client)) is not None:
+            self.headers[CLIENT_HEADER] = name
+        self.tls = tls
+        self._proxies = proxies
         self._clients: dict[tuple[str, bool], httpx2.AsyncClient] = {}
         self._sockets: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
         self._closed = False
@@ -62,7 +111,7 @@ class Http:
         url: str,
         *,
         bearer: str | None,
-        content: Mapping[str, Any] | None = None,
+        content: Any = None,
         params: Mapping[str, str | list[str]] | None = None,
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
@@ -71,10 +120,7 @@ class Http:
         """The body of the answer to a JSON request, of which every step may take so many seconds."""
         body = None
         if content is not None:
-            try:
-                body = msgspec.json.encode(content)
-            except (TypeError, UnicodeEncodeError) as error:
-                raise InvalidRequest(f"not something that can be sent: {error}") from None
+            body = encode(content)
             headers = {"Content-Type": "application/json", **(headers or {})}
         exchange = self.exchange(method, url, bearer=bearer, body=body, params=params, headers=headers, seconds=seconds)
         async with exchange as response:
@@ -115,20 +161,52 @@ class Http:
     def _client(self, url: str) -> httpx2.AsyncClient:
         self.check_open()
         parts = urlsplit(url)
-        key = parts.scheme, is_local(parts.hostname or "")
+        key = parts.scheme, self.is_direct(parts.hostname or "")
         client = self._clients.get(key)
         if client is None:
-            client = self._clients[key] = _make_client(*key, self.headers)
+            client = self._clients[key] = _make_client(*key, self.headers, self.tls)
         return client
+
+    def is_direct(self, host: str) -> bool:
+        """Whether no proxy stands between us and a host."""
+        return not self._proxies or is_local(host)
 
     def check_open(self) -> None:
         """Raise if the client was closed."""
         if self._closed:
             raise ClientClosed("the client was closed")
 
-    def look_after(self, connection: ClientConnection) -> None:
-        """End this one too, if nobody else has done so."""
+    async def dial(self, url: str, token: str | None, headers: Mapping[str, str] | None = None) -> Connection:
+        """A WebSocket connection, made with a token or a key; raises if that is not good."""
+        self.check_open()
+        credential = {} if token is None else {"Authorization": f"Bearer {token}"}
+        target = Target(url, token, self.is_direct(urlsplit(url).hostname or ""))
+        try:
+            connection = await Connect(
+                url,
+                additional_headers={**self.headers, **credential, **(headers or {})},
+                user_agent_header=USER_AGENT,
+                compression=None,
+                proxy=None if target.local else True,
+                ssl=(self.tls or True) if url.startswith("wss:") else None,
+                open_timeout=self.upgrade_timeout,
+                # Answers to pings are not seen while frames wait to be read; the kernel looks after the connection.
+                ping_interval=None,
+                close_timeout=_CLOSE_SECONDS,
+                max_size=self._max_frame_bytes,
+                max_queue=_UNREAD_FRAMES,
+            )
+        except InvalidStatus as error:
+            response = error.response
+            raise from_answer(response.status_code, response.headers, bytes(response.body or b"")) from error
+        except OPENING_ERRORS as error:
+            raise opening_error(target, error) from error
         self._sockets.add(connection)
+        sock = connection.transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):  # of one that is lost already; whoever receives is told
+            for option in KEEP_ALIVE:
+                sock.setsockopt(*option)
+        return connection
 
     async def close(self) -> None:
         """End the connections; what is under way on them fails."""
@@ -158,19 +236,26 @@ async def _read_error(response: httpx2.Response) -> bytes:
         return b""  # then the status has to do
 
 
-def _make_client(scheme: str, local: bool, headers: Mapping[str, str]) -> httpx2.AsyncClient:
+def _make_client(
+    scheme: str, direct: bool, headers: Mapping[str, str], tls: ssl.SSLContext | None
+) -> httpx2.AsyncClient:
     # Reading the certificates takes longer than everything else, and plain HTTP has no use for them.
-    verify: ssl.SSLContext | bool = ssl.create_default_context() if scheme == "https" else False
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=_IDLE_SECONDS)
-    direct = httpx2.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=KEEP_ALIVE)
+    verify: ssl.SSLContext | bool = (tls or ssl.create_default_context()) if scheme == "https" else False
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=_IDLE_SECONDS)
+    transport = httpx2.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=KEEP_ALIVE)
     return httpx2.AsyncClient(
         verify=verify,
         limits=limits,
         # Where the environment names a proxy, that has the last word.
-        mounts={"all://": direct},
-        trust_env=not local,
+        mounts={"all://": transport},
+        trust_env=not direct,
         headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **headers},
     )
+
+
+def timed_out(error: BaseException) -> bool:
+    """Whether a connection was given up because nothing came in time."""
+    return isinstance(error.__cause__, httpx2.TimeoutException)
 
 
 def _failure(url: str, error: httpx2.TransportError) -> TideboxError:

@@ -15,10 +15,11 @@ from msgspec import UnsetType
 from tidebox.errors import TideboxError
 from tidebox.model.limits import MIB, check_limit
 from tidebox.model.limits import Limits as DefaultLimits
+from tidebox.protocols.codec import ErrorBody, encode
 from tidebox.protocols.fathom import Error, Execute, Limits, Load, Pong, Stderr, Stdout
 from tidebox.sdk.accumulator import Accumulator
-from tidebox.sdk.errors import from_frame
-from tidebox.sdk.frames import decode, encode, make_cancel, make_execute, make_ping
+from tidebox.sdk.failures import from_told
+from tidebox.sdk.frames import decode, make_cancel, make_execute, make_ping
 from tidebox.sdk.result import Output
 
 DEFAULTS = DefaultLimits()
@@ -155,7 +156,7 @@ class Session:
             # Only a ping is sent without an id, so an error without one is about a ping.
             assert isinstance(message, Error)
             if self._questions:
-                failure = from_frame(message.code, message.message, retryable=message.retryable)
+                failure = from_told(ErrorBody(message.code, message.message, message.retryable))
                 self._questions.popleft().fail(failure)
             return
         progress = self._executions.get(message.id)

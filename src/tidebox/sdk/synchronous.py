@@ -11,7 +11,6 @@ from tidebox.protocols.fathom import Status
 from tidebox.sdk.asynchronous import AsyncClient, AsyncExecution
 from tidebox.sdk.portal import ClosingShell, Portal, Shell, blocking
 from tidebox.sdk.result import Health, Output, Result
-from tidebox.sdk.target import DEFAULT_URL
 
 
 class Execution(Shell[AsyncExecution]):
@@ -62,7 +61,7 @@ class Client(ClosingShell[AsyncClient]):
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         api_key: str | None = None,
         connect_timeout: float = 10.0,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.client import ClientProtocol
 from websockets.datastructures import Headers
 from websockets.exceptions import (
     ConnectionClosed,
@@ -13,8 +14,10 @@ from websockets.exceptions import (
     InvalidMessage,
     InvalidStatus,
     InvalidURI,
+    ProtocolError,
     WebSocketException,
 )
+from websockets.frames import Frame
 
 import tidebox
 from tidebox.errors import InvalidRequest, TideboxError
@@ -35,6 +38,10 @@ HEARTBEAT_SECONDS = 20.0
 CLOSE_SECONDS = 2.0
 # A server splits its output into much smaller messages.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+# Of frames that are shorter than any message, pings for the most part, how many may come in one piece of data: that may
+# hold a hundred thousand, and nothing else is done until all are answered.
+_SHORTEST_MESSAGE = 8
+_MOST_IDLE_FRAMES = 256
 
 
 def options(target: Target, timeout: float, source: ClientSource) -> dict[str, Any]:
@@ -93,8 +100,32 @@ def closing_error(error: Exception) -> TideboxError:
     return ConnectionLost(f"the connection to the server broke: {error}")
 
 
+class BoundedConnection(ClientConnection):
+    """A connection whose other side cannot keep the event loop busy with frames that say nothing."""
+
+    def __init__(self, protocol: ClientProtocol, **options: Any) -> None:
+        super().__init__(protocol, **options)
+        self._idle_frames = 0
+        self._take_frame = protocol.recv_frame
+        protocol.recv_frame = self._recv_frame  # type: ignore[method-assign]
+
+    def data_received(self, data: bytes) -> None:
+        self._idle_frames = 0
+        super().data_received(data)
+
+    def _recv_frame(self, frame: Frame) -> None:
+        if len(frame.data) < _SHORTEST_MESSAGE:
+            self._idle_frames += 1
+            if self._idle_frames > _MOST_IDLE_FRAMES:
+                raise ProtocolError("more pings, or empty frames, at once than anybody needs")
+        self._take_frame(frame)
+
+
 class Connect(connect):
     """Connects, and follows no redirect: a credential, and what programs are given, go to no other host."""
+
+    def __init__(self, uri: str, **options: Any) -> None:
+        super().__init__(uri, create_connection=BoundedConnection, **options)
 
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc

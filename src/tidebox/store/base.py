@@ -1,12 +1,13 @@
 """What must survive a restart, behind one interface.
 
 Stores take and return model objects. Each method is one transaction: it happens as a whole or not at all, and what it
-returned is kept. A phase changes only by compare-and-set along ``model.run.TRANSITIONS``, so of several who would
-end a run one does. The program of a run (its *work*) is kept only while it may have to be started again.
+returned is kept. ``StoreUnavailable`` says that nothing has changed; ``StoreInDoubt``, that nobody knows. A phase
+changes only by compare-and-set along ``model.run.TRANSITIONS``, so of several who would end a run one does. The program
+of a run (its *work*) is kept only while it may have to be started again.
 
 Several servers may share one store. Each joins as a node, beats while it lives, and is the owner of its runs and
-bindings; what a node leaves that beats no more is given to another one in one transaction. All times of nodes are the
-database's own.
+bindings; what a node leaves that beats no more is given to another one in one transaction. Who beats no more is said by
+those who listen, by their own clocks: that of the database may be set.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tidebox.model.listing import RunPage, RunQuery
 from tidebox.model.node import Owner
 from tidebox.model.run import Run, Transition
 from tidebox.model.sandbox import Binding
+from tidebox.model.series import Course
 from tidebox.model.session import Session, SessionState
 from tidebox.model.summary import Summary
 
@@ -119,14 +121,24 @@ class Standing(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """The last beat of a node: as long as it is the same one, nothing was heard of the node."""
+
+    node_id: str
+    epoch: int
+    at: float
+    """By the clock of the store, which may be set: only good to tell one beat from another."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pulse:
     """The answer to a beat."""
 
     standing: Standing
-    alone: bool = True
-    """Whether there is no other node."""
-    lost: bool = False
-    """Whether some node is lost, or left something that nobody has taken over."""
+    others: tuple[Beat, ...] = ()
+    """What was last heard of every other node."""
+    left: bool = False
+    """Whether a node that is none any more left something that nobody has taken over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +275,15 @@ class Store(abc.ABC):
         """Forget a session; False where there was none. Its runs stay."""
 
     @abc.abstractmethod
-    async def expired_sessions(self, now: float) -> list[Session]:
-        """Sessions to be removed, oldest first: those whose time is over, and those whose closing was interrupted."""
+    async def expired_sessions(self, now: float, node_id: str) -> list[Session]:
+        """Sessions that a node has to remove, oldest first: those whose time is over or whose closing was interrupted.
+
+        Its own, and those of nodes that are none any more.
+        """
+
+    @abc.abstractmethod
+    async def recover_sessions(self, node_id: str) -> None:
+        """Make a node the owner of the sessions without one; in a store that is not shared, of every one."""
 
     @abc.abstractmethod
     async def add_artifacts(
@@ -309,6 +328,10 @@ class Store(abc.ABC):
         """What the runs created in a time came to; its ends are part of it."""
 
     @abc.abstractmethod
+    async def courses(self, begin: float, end: float, limit: int) -> list[Course]:
+        """What became of the runs that there were between two times, the newest first."""
+
+    @abc.abstractmethod
     async def create_binding(self, creation: BindingCreation) -> Bound:
         """The binding of a scope: the one it has, or else the new one; the claim then stands for that.
 
@@ -348,16 +371,20 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def beat(self, owner: Owner, lease: float) -> Pulse:
-        """Note that a node lives, and look whether one was silent for ``lease`` seconds."""
+    async def beat(self, owner: Owner) -> Pulse:
+        """Note that a node lives, and tell what was heard of others."""
+
+    @abc.abstractmethod
+    async def has_node(self, node_id: str) -> bool:
+        """Whether there is such a node: it has joined, and is not forgotten."""
 
     @abc.abstractmethod
     async def leave_node(self, owner: Owner) -> None:
         """Let a server of another home have the node's id. What is the node's own stays so until its lease is over."""
 
     @abc.abstractmethod
-    async def take_over(self, owner: Owner, lease: float, at: float) -> Estate | None:
-        """Forget nodes that were silent for ``lease`` seconds, and give ``owner`` what they left.
+    async def take_over(self, owner: Owner, silent: Sequence[Beat], at: float) -> Estate | None:
+        """Forget the nodes of which these are still the last beats, and give ``owner`` what lost nodes left.
 
         Queued runs that another node can do become its own, with the next attempt; every other run ends as
         ``NODE_LOST`` at the time ``at``, and every binding ends. Of several who call this at once one gets everything;

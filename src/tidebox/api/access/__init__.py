@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidebox.api.access import paths
 from tidebox.api.access.dialect import dialect_of
 from tidebox.api.surface import Surface
+from tidebox.protocols.access import JWKS, NEGOTIATION_PREFIX, PREFIX, REFRESH
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
+
+_PREFIXES = (f"{PREFIX}/", f"{NEGOTIATION_PREFIX}/")
 
 
 def make_surface() -> Surface:
     """The protocols as the front sees them."""
     return Surface(
         name="access",
-        matches=lambda scope: paths.is_access(scope["path"]),
+        matches=lambda scope: scope["path"].startswith(_PREFIXES) or scope["path"] == JWKS,
         routes=_make_router,
-        needs_credential=paths.needs_credential,
+        # Keys are public, and a token is refreshed by itself.
+        needs_credential=lambda path: path not in (JWKS, REFRESH),
         dialect=dialect_of,
         describe=_describe,
     )
@@ -41,8 +44,8 @@ def _describe(document: dict[str, Any]) -> None:
     from tidebox.api.dataplane.description import SCHEME
 
     security: dict[str, list[dict[str, list[str]]]] = {
-        paths.JWKS: [],
-        paths.REFRESH: [{SCHEME: []}, {"apiKey": []}, {"bearer": []}],
+        JWKS: [],
+        REFRESH: [{SCHEME: []}, {"apiKey": []}, {"bearer": []}],
     }
     for path, ways in security.items():
         for operation in document["paths"][path].values():

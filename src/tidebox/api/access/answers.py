@@ -8,14 +8,12 @@ from typing import Any, Self
 from fastapi import Request
 from pydantic import BaseModel, Field
 
-from tidebox.api.access.paths import REFRESH
-from tidebox.api.answers import Quantity
+from tidebox.api.answers import Page, Quantity
 from tidebox.api.services import Services
 from tidebox.api.signing import base_url
 from tidebox.model.moments import iso_time
 from tidebox.model.sandbox import Binding, Capability, Grant, SandboxState, token_scopes
-
-PROTOCOL_VERSION = "1.0"
+from tidebox.protocols.access import PROTOCOL_VERSION, REFRESH
 
 
 def _addresses(request: Request, services: Services, elsewhere: str | None) -> tuple[str, str]:
@@ -67,6 +65,10 @@ class BindingShown(BaseModel):
             created_at=iso_time(binding.created_at),
             idle_seconds=round(max(0.0, time.time() - binding.active_at), 3),
         )
+
+
+class BindingList(Page[BindingShown]):
+    """Some bindings of a list."""
 
 
 class PolicyShown(BaseModel):

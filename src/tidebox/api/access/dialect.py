@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
 
-from tidebox.api.access import paths
 from tidebox.api.asgi import Scope
 from tidebox.api.problems import Problem
+from tidebox.protocols.access import JWKS, NOUN_CODES
 
 _SHARED = {
     "unauthorized": "UNAUTHENTICATED",
@@ -36,9 +36,9 @@ _UNAVAILABLE = frozenset(
 def dialect_of(scope: Scope) -> Callable[[Problem], Problem] | None:
     """How errors of a request are spelled; those of the keys as the server does."""
     path: str = scope["path"]
-    if path == paths.JWKS:
+    if path == JWKS:
         return None
-    full = paths.has_binding_errors(path) or scope.get("method") in ("GET", "HEAD")
+    full = path.endswith(("/refresh-token", "/heartbeat")) or scope.get("method") in ("GET", "HEAD")
     return binding_words if full else session_words
 
 
@@ -56,7 +56,7 @@ def _spelled(problem: Problem, noun: str, unavailable: str) -> Problem:
     code = problem.code
     if code in _UNAVAILABLE:
         return replace(problem, code=unavailable, status=HTTPStatus.SERVICE_UNAVAILABLE, retryable=True)
-    if code in ("not_found", "expired", "conflict"):
+    if code in NOUN_CODES:
         return replace(problem, code=f"{noun}_{code.upper()}")
     if code == "idempotency_conflict":
         return replace(problem, code=f"{noun}_CONFLICT")

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Response
 
 from tidebox.api.access.answers import JwksAnswer
 from tidebox.api.access.common import audited
-from tidebox.api.access.paths import JWKS, PREFIX
 from tidebox.api.access.requests import RotationBody
 from tidebox.api.common import AdminDep, DocumentRoute, ServicesDep, errors
+from tidebox.protocols.access import JWKS, PREFIX
 
 router = APIRouter(tags=["access"], route_class=DocumentRoute)
 

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request
 
 from tidebox.api.access.answers import GrantAnswer, ReleaseAnswer
 from tidebox.api.access.common import STARTING, audited
-from tidebox.api.access.paths import NEGOTIATION_PREFIX
 from tidebox.api.access.requests import AcquireBody, RefreshBody, ReleaseBody
 from tidebox.api.asgi import Context, context_of, header
 from tidebox.api.common import CallerDep, DocumentRoute, ServicesDep, errors
@@ -16,6 +15,7 @@ from tidebox.errors import InvalidRequest, Unauthorized
 from tidebox.model.ids import new_id
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.sandbox import Scope, ScopeType
+from tidebox.protocols.access import NEGOTIATION_PREFIX
 
 router = APIRouter(prefix=NEGOTIATION_PREFIX, tags=["negotiation"], route_class=DocumentRoute)
 
@@ -77,7 +77,7 @@ async def refresh(request: Request, services: ServicesDep, body: RefreshBody | N
 
 
 def _caller(context: Context, principal: Principal) -> Caller:
-    return Caller(principal, context.address, context.request_id, context.surface.name, context.source)
+    return context.caller_as(principal, context.surface.name)
 
 
 def _bearer(request: Request) -> str:

@@ -6,7 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
+from tidebox.api.egress import EgressRequest
+from tidebox.api.packages import PackagesRequest
 from tidebox.model.sandbox import MAX_SCOPE_ID_LENGTH, Capability
+from tidebox.protocols.access import MAX_TOKEN_BYTES, ActorType, Mode, ScopeType
 
 Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_SCOPE_ID_LENGTH)]
 
@@ -14,14 +17,14 @@ Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_SCOPE_ID_LENG
 class ScopeBody(BaseModel):
     """What a sandbox is bound to."""
 
-    type: Literal["thread", "workspace", "assistant", "deployment"]
+    type: ScopeType
     id: Id
 
 
 class ActorBody(BaseModel):
     """Who will use it."""
 
-    type: Literal["human", "agent"]
+    type: ActorType
     id: Id | None = None
 
 
@@ -30,7 +33,7 @@ class SessionBody(BaseModel):
 
     thread_id: Id | None = None
     scope: ScopeBody | None = None
-    mode: Literal["get", "ensure", "attach_only", "create_only"]
+    mode: Mode
     actor: ActorBody | None = None
     requested_capabilities: Annotated[list[Capability], Field(min_length=1, max_length=16)] | None = None
     sandbox_hint: Annotated[str, StringConstraints(max_length=128)] | None = Field(
@@ -42,6 +45,16 @@ class SessionBody(BaseModel):
         "auto",
         description="Who is to make the sandbox, where there is none: `local`, another server's name, or `auto`.",
     )
+
+    packages: PackagesRequest | None = Field(
+        None,
+        description="What a sandbox has that is made for this request; one that is there stays as it is.",
+    )
+
+    network_policy: Literal["deny_all", "allowlist"] | None = Field(
+        None, description="What network such a sandbox has."
+    )
+    egress: EgressRequest | None = Field(None, description="What it may reach, with `network_policy` `allowlist`.")
 
     @model_validator(mode="after")
     def _one_scope(self) -> SessionBody:
@@ -62,7 +75,7 @@ class AcquireBody(BaseModel):
 class RefreshBody(BaseModel):
     """The current token, where it is not the credential of the request."""
 
-    token: Annotated[str, StringConstraints(min_length=1, max_length=8192)] | None = None
+    token: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TOKEN_BYTES)] | None = None
 
 
 class ReleaseBody(BaseModel):

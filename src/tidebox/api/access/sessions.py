@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Request
+from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
-from tidebox.api.access.answers import AccessAnswer, BindingAnswer, HeartbeatAnswer, TokenAnswer
+from tidebox.api.access.answers import (
+    AccessAnswer,
+    BindingAnswer,
+    BindingList,
+    BindingShown,
+    HeartbeatAnswer,
+    TokenAnswer,
+)
 from tidebox.api.access.common import GONE, STARTING, audited
 from tidebox.api.access.dialect import binding_words
-from tidebox.api.access.paths import PREFIX
 from tidebox.api.access.requests import SessionBody
+from tidebox.api.answers import each
 from tidebox.api.asgi import context_of
 from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
+from tidebox.api.egress import way_out_of_sandbox
+from tidebox.api.packages import allowed_packages
 from tidebox.broker.held import Ask, Mode
 from tidebox.model.sandbox import Scope, ScopeType
+from tidebox.protocols.access import PREFIX
 
 ENDPOINT = "sandbox/sessions"
 
@@ -66,6 +76,8 @@ async def negotiate(
             provider=body.provider_preference,
             hint=body.sandbox_hint,
             wait=0.0 if _asks_not_to_wait(prefer) else services.settings.create_wait_sec,
+            packages=allowed_packages(services, caller, body.packages),
+            egress=way_out_of_sandbox(services, caller, body.network_policy, body.egress),
             claim=claim_of(ENDPOINT, caller, idempotency_key, body.model_dump(mode="json", exclude_unset=True)),
         )
         grant = await services.sandboxes.grant(caller, ask)
@@ -76,6 +88,21 @@ async def negotiate(
 def _asks_not_to_wait(prefer: str | None) -> bool:
     """RFC 7240, 4.1."""
     return prefer is not None and any(part.strip().lower() == "respond-async" for part in prefer.split(","))
+
+
+@router.get("/sessions", responses=errors(403), summary="List sessions")
+async def list_sessions(
+    services: ServicesDep,
+    caller: CallerDep,
+    everybody: Annotated[bool, Query(description="Those of all users, for admins.")] = False,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+) -> BindingList:
+    """The caller's bindings on this server that have not ended, newest first."""
+    async with audited(services, "listed", caller, everybody=everybody or None):
+        found = services.sandboxes.bindings.list(caller, everybody=everybody)
+    shown = await each(BindingShown.of, found[offset : offset + limit])
+    return BindingList.of(shown, total=len(found), limit=limit, offset=offset)
 
 
 @router.get("/sessions/{binding_id}", responses={**errors(403, 404), **GONE}, summary="Show a session")

@@ -7,9 +7,9 @@ from tidebox.api.dataplane.paths import Target
 from tidebox.broker.sandboxes import Access, Gate
 from tidebox.errors import Unauthorized
 from tidebox.model.principal import Caller
+from tidebox.protocols.access import MAX_TOKEN_BYTES
 
 SURFACE = "dataplane"
-_MAX_TOKEN_BYTES = 8192
 
 
 def header_token(scope: Scope) -> str | None:
@@ -25,7 +25,7 @@ def header_token(scope: Scope) -> str | None:
 
 async def enter(gate: Gate, scope: Scope, target: Target, token: str) -> Access:
     """What the token gives access to; from now on it is known who asks."""
-    if len(token) > _MAX_TOKEN_BYTES or not token.isascii():
+    if len(token) > MAX_TOKEN_BYTES or not token.isascii():
         raise Unauthorized("the token is not valid")
     context = context_of(scope)
     access = await gate.authorize(token, address=context.address, sandbox_id=target.sandbox_id)
@@ -35,4 +35,4 @@ async def enter(gate: Gate, scope: Scope, target: Target, token: str) -> Access:
 
 def caller(access: Access, context: Context) -> Caller:
     """The holder of a token as the audit log names it."""
-    return Caller(access.principal, context.address, context.request_id, SURFACE, context.source)
+    return context.caller_as(access.principal, SURFACE)

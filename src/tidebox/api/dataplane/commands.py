@@ -8,9 +8,9 @@ from tidebox.errors import InvalidRequest
 from tidebox.model.box import Command
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.words import check_words
+from tidebox.protocols.dataplane.routes import MAX_PATH_BYTES
 
 MAX_ARGUMENTS = 4096
-MAX_PATH_BYTES = 4096
 DEFAULT_TERMINAL = (24, 80)
 _SHELL = "/bin/sh"
 # Whatever the image has; a login shell, as on any machine one logs in to.
@@ -57,7 +57,7 @@ def make_command(
     )
 
 
-def box_path(path: str | None, field: str = "path") -> str:
+def box_path(path: str, field: str = "path") -> str:
     """A path in the box; one that is not absolute is below the workspace."""
     if not path:
         raise InvalidRequest(f"{field}: give a path", field=field)

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tidebox.api.asgi import Receive, Scope, Send, context_of
-from tidebox.api.dataplane import frames
 from tidebox.api.dataplane.auth import caller, enter
 from tidebox.api.dataplane.failures import problem_of
-from tidebox.api.dataplane.frames import Auth, Close, Ping, Request
 from tidebox.api.dataplane.paths import Target
 from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
 from tidebox.api.rates import RateLimiter
@@ -22,9 +20,12 @@ from tidebox.broker.sandboxes import Access, Gate
 from tidebox.errors import InvalidRequest, TideboxError, Unauthorized
 from tidebox.model.moments import iso_time
 from tidebox.model.sandbox import named
+from tidebox.protocols.codec import ErrorBody, encodable, text_of
+from tidebox.protocols.dataplane.frames import Auth, AuthOk, Close, Error, Ping, Pong, Request, decode_request
 
 AUTH_SECONDS = 5.0
 NORMAL, POLICY, INTERNAL_ERROR = 1000, 1008, 1011
+_PONG = text_of(Pong())
 
 
 class Over(Exception):
@@ -119,7 +120,7 @@ class Connection(abc.ABC):
     def _parse(self, text: str | None) -> Request:
         if text is not None and len(text) > self._desk.max_message_bytes:
             raise InvalidRequest(f"a frame of more than {self._desk.max_message_bytes} characters")
-        return frames.parse(text)
+        return decode_request(text)
 
     async def _authenticate(self, request: Auth) -> None:
         access = await enter(self._desk.gate, self._scope, self._target, request.token)
@@ -128,7 +129,8 @@ class Connection(abc.ABC):
         elif access.sandbox.id != self._access.sandbox.id:
             raise Unauthorized("the token is for another sandbox than this connection's")
         self._access = access
-        await self._say(frames.auth_ok(access.sandbox.id, named(access.capabilities), iso_time(access.expires_at)))
+        good = AuthOk(access.sandbox.id, named(access.capabilities), iso_time(access.expires_at))
+        await self._say(text_of(good))
 
     async def _take(self, text: str | None) -> None:
         try:
@@ -136,7 +138,7 @@ class Connection(abc.ABC):
             if not (self._good or isinstance(request, Auth)):
                 await self._refuse(revoked())
             if isinstance(request, Ping):
-                await self._say(frames.PONG)
+                await self._say(_PONG)
             elif isinstance(request, Auth):
                 await self._authenticate(request)
             elif isinstance(request, Close):
@@ -160,7 +162,11 @@ class Connection(abc.ABC):
                 held_back = 0
 
     async def _tell(self, error: TideboxError) -> None:
-        await self._say(frames.error(problem_of(error), context_of(self._scope).request_id))
+        problem = problem_of(error)
+        told = ErrorBody(
+            problem.code, encodable(problem.message), problem.retryable, context_of(self._scope).request_id
+        )
+        await self._say(text_of(Error(told)))
 
     async def _refuse(self, error: TideboxError) -> NoReturn:
         await self._tell(error)

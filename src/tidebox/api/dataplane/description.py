@@ -1,13 +1,16 @@
-"""The dataplane in the OpenAPI document: what its routes take and answer, as tables; its sockets only in words."""
+"""The dataplane in the OpenAPI document: its routes as a table, what they take and answer from the messages themselves.
+
+Its sockets are there only in words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from tidebox.api.dataplane.exec import ExecRequest
+from tidebox.protocols.dataplane import routes
+from tidebox.protocols.dataplane.routes import Route
 
 TAG = "dataplane"
 SCHEME = "sandboxToken"
@@ -34,77 +37,97 @@ _ERRORS = {
     "507": "The workspace is full.",
 }
 _EVERY = ("400", "401", "403", "429", "503")
-_FILE = ("404", "409", "422", "507")
 
-_TEXT = {"type": "string"}
-_PATH = {"type": "string", "minLength": 1, "maxLength": 4096, "pattern": r"^[^\u0000]+$"}
-_NUMBER = {"type": "integer", "minimum": 0}
-_UPLOAD_ID = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
+_REF = "#/components/schemas/{name}"
 
 
-def _object(properties: Mapping[str, Any], *optional: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": [name for name in properties if name not in optional],
-    }
+class _Operation(NamedTuple):
+    """What is said of a route beyond its messages."""
+
+    route: Route[Any, Any]
+    summary: str
+    about: str
+    answer: str
+    failures: tuple[str, ...] = ("404", "409", "422", "507")
 
 
-def _or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-_ENTRY = {
-    "path": _TEXT,
-    "name": _TEXT,
-    "type": {"enum": ["file", "directory", "symlink", "other"]},
-    "size": _NUMBER,
-    "mode": {"type": "string", "pattern": "^[0-7]{4}$"},
-    "modified_at": _or_null({"type": "string", "format": "date-time"}),
-}
-_SCHEMAS = {
-    "ExecAnswer": _object(
-        {
-            "exit_code": _or_null({"type": "integer"}),
-            "signal": _or_null(_TEXT),
-            "stdout": _TEXT,
-            "stderr": _TEXT,
-            "encoding": {"enum": ["utf8", "base64"]},
-            "truncated": {"type": "boolean"},
-            "timed_out": {"type": "boolean"},
-            "duration_ms": _NUMBER,
-            "resource_usage": _object(
-                {"cpu_time_ms": _NUMBER, "peak_memory_mb": _NUMBER, "oom_kills": _NUMBER},
-                "cpu_time_ms",
-                "peak_memory_mb",
-                "oom_kills",
-            ),
-        }
+_IN_QUERY = " The fields may be in the query instead."
+_DOWNLOAD = ("All of it.", ("404", "409", "416", "422"))
+_OPERATIONS = (
+    _Operation(
+        routes.EXEC,
+        "Run a program",
+        "A program with all its output in one answer; it is killed when the client leaves.",
+        "The program is over.",
+        ("413", "422"),
     ),
-    "FileEntry": _object(_ENTRY),
-    "FileListing": _object(
-        {"path": _TEXT, "entries": {"type": "array", "items": {"$ref": "#/components/schemas/FileEntry"}}}
+    _Operation(
+        routes.UPLOAD,
+        "Upload a file",
+        "Appears as a whole or not at all; with `upload_id` it may come in several requests.",
+        "It is there, or so much of it.",
     ),
-    "UploadAnswer": _object(
-        {"path": _TEXT, "size": _NUMBER, "upload_id": _TEXT, "complete": {"type": "boolean"}, "offset": _NUMBER},
-        "upload_id",
-        "complete",
-        "offset",
+    _Operation(routes.UPLOADED, "How much has come", "How much of an upload in several requests is there.", "So much."),
+    _Operation(
+        routes.DISCARD,
+        "Give an upload up",
+        "Remove what has come of an upload in several requests.",
+        "It is gone.",
     ),
-    "PathAnswer": _object({"path": _TEXT}),
-    "MoveAnswer": _object({"source": _TEXT, "target": _TEXT}),
-    "PathRequest": _object({"path": _PATH}),
-    "RemoveRequest": _object({"path": _PATH, "recursive": {"type": "boolean", "default": False}}, "recursive"),
-    "MoveRequest": _object({"source": _PATH, "target": _PATH}),
-}
+    _Operation(routes.DOWNLOAD, "Download a file", "The content of a file.", *_DOWNLOAD),
+    _Operation(routes.DOWNLOAD_HEAD, "Download a file", "What a download would be answered with.", *_DOWNLOAD),
+    _Operation(
+        routes.LIST,
+        "List a directory",
+        "Its entries by name; `/workspace` where no path is given.",
+        "The entries.",
+    ),
+    _Operation(
+        routes.STAT,
+        "Look at a file",
+        "What is at a path; a link itself and not what it leads to.",
+        "What is there.",
+    ),
+    _Operation(routes.MKDIR, "Make a directory", "Parents are made too." + _IN_QUERY, "It is done."),
+    _Operation(
+        routes.REMOVE,
+        "Remove a file",
+        "Or a directory, with `recursive` and what is in it." + _IN_QUERY,
+        "It is done.",
+    ),
+    _Operation(routes.MOVE, "Move a file", "A file at the target is replaced." + _IN_QUERY, "It is done."),
+)
 
 
-def _query(name: str, about: str, schema: Mapping[str, Any], *, required: bool = False) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": required, "description": about, "schema": schema}
+def _schemas() -> dict[str, Any]:
+    known = [operation.route for operation in _OPERATIONS]
+    answers = {route.answer for route in known if route.answer is not bytes} | {routes.FileEntry}
+    kinds = {route.request for route in known if _in_body(route)} | answers
+    _, found = msgspec.json.schema_components(sorted(kinds, key=lambda kind: kind.__name__), ref_template=_REF)
+    for kind in answers:
+        # What a client does not insist on, a server sends all the same.
+        sent = [field.encode_name for field in msgspec.structs.fields(kind) if field.default is not msgspec.UNSET]
+        found[kind.__name__]["required"] = sent
+    return found
 
 
-_WHERE = _query("path", "Below `/workspace` if it is not absolute.", _PATH, required=True)
-_PART = _query("upload_id", "The client's own name for an upload in several requests.", _UPLOAD_ID)
+def _in_body(route: Route[Any, Any]) -> bool:
+    return route.method == "POST" and route is not routes.UPLOAD
+
+
+def _query(kind: type[msgspec.Struct]) -> list[dict[str, Any]]:
+    """The parameters of a query with the fields of a request."""
+    found = msgspec.json.schema_components([kind], ref_template=_REF)[1][kind.__name__]
+    parameters = []
+    for name, schema in found["properties"].items():
+        # A query knows no null: what need not be there is missing.
+        schema = schema["anyOf"][0] if "anyOf" in schema else schema
+        about = {"description": schema.pop("description")} if "description" in schema else {}
+        required = name in found.get("required", ())
+        parameters.append({"name": name, "in": "query", "required": required, **about, "schema": schema})
+    return parameters
+
+
 _SANDBOX = {
     "name": "sandbox_id",
     "in": "path",
@@ -120,136 +143,56 @@ _RANGE = {
     "schema": {"type": "string"},
 }
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_FORM = {"schema": _object({"file": {"type": "string", "format": "binary"}})}
+_FORM = {
+    "schema": {
+        "type": "object",
+        "properties": {"file": {"type": "string", "format": "binary"}},
+        "required": ["file"],
+    }
+}
 
 
 def _json(schema: str) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {"application/json": {"schema": {"$ref": _REF.format(name=schema)}}}
 
 
-def _operation(
-    summary: str,
-    description: str,
-    answers: Mapping[str, tuple[str, Mapping[str, Any]]],
-    *failures: str,
-    parameters: tuple[Mapping[str, Any], ...] = (),
-    body: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    responses: dict[str, Any] = {
-        status: {"description": about, "content": content} for status, (about, content) in answers.items()
-    }
-    for status in sorted({*failures, *_EVERY}):
+def _described(operation: _Operation) -> dict[str, Any]:
+    route, download = operation.route, operation.route.answer is bytes
+    content = _BYTES if download else _json(route.answer.__name__)
+    responses: dict[str, Any] = {str(route.status): {"description": operation.answer, "content": content}}
+    if download:
+        responses["206"] = {"description": "The range asked for.", "content": content}
+    for status in sorted({*operation.failures, *_EVERY}):
         responses[status] = {"description": _ERRORS[status], "content": _json("ErrorEnvelope")}
-    found: dict[str, Any] = {"tags": [TAG], "summary": summary, "description": description}
-    if parameters:
-        found["parameters"] = list(parameters)
-    if body is not None:
-        found["requestBody"] = {"required": True, "content": body}
+    found: dict[str, Any] = {
+        "tags": [TAG],
+        "summary": operation.summary,
+        "description": f"{operation.about} Needs `{route.capability.value}`.",
+    }
+    if _in_body(route):
+        found["requestBody"] = {"required": True, "content": _json(route.request.__name__)}
+    else:
+        found["parameters"] = [*_query(route.request), *([_RANGE] if download else ())]
+    if route is routes.UPLOAD:
+        found["requestBody"] = {"required": True, "content": {**_BYTES, "multipart/form-data": _FORM}}
     return found | {"responses": responses}
-
-
-def _downloads() -> Iterator[tuple[str, dict[str, Any]]]:
-    for method, about in (("get", "The content of a file."), ("head", "What a download would be answered with.")):
-        answers = {"200": ("All of it.", _BYTES), "206": ("The range asked for.", _BYTES)}
-        failures = ("404", "409", "416", "422")
-        yield method, _operation("Download a file", about, answers, *failures, parameters=(_WHERE, _RANGE))
-
-
-def _short(summary: str, description: str, request: str, status: str, answer: str) -> dict[str, Any]:
-    about = f"{description} The fields may be in the query instead. Needs `fs_write`."
-    return {"post": _operation(summary, about, {status: ("It is done.", _json(answer))}, *_FILE, body=_json(request))}
-
-
-_OPERATIONS: Mapping[str, Mapping[str, dict[str, Any]]] = {
-    "exec": {
-        "post": _operation(
-            "Run a program",
-            "A program with all its output in one answer; it is killed when the client leaves. Needs `exec`.",
-            {"200": ("The program is over.", _json("ExecAnswer"))},
-            "413",
-            "422",
-            body=_json("ExecRequest"),
-        )
-    },
-    "files/upload": {
-        "post": _operation(
-            "Upload a file",
-            "Appears as a whole or not at all; with `upload_id` it may come in several requests. Needs `fs_write`.",
-            {"200": ("It is there, or so much of it.", _json("UploadAnswer"))},
-            *_FILE,
-            parameters=(
-                _WHERE,
-                _query("mode", "Permissions in octal digits.", {"type": "string", "pattern": "^[0-7]{3,4}$"}),
-                _PART,
-                _query("offset", "How much of it has come before.", _NUMBER),
-                _query("complete", "Whether this is the end of it.", {"type": "boolean", "default": True}),
-            ),
-            body={**_BYTES, "multipart/form-data": _FORM},
-        ),
-        "get": _operation(
-            "How much has come",
-            "How much of an upload in several requests is there. Needs `fs_write`.",
-            {"200": ("So much.", _json("UploadAnswer"))},
-            *_FILE,
-            parameters=(_WHERE, {**_PART, "required": True}),
-        ),
-        "delete": _operation(
-            "Give an upload up",
-            "Remove what has come of an upload in several requests. Needs `fs_write`.",
-            {"200": ("It is gone.", _json("UploadAnswer"))},
-            *_FILE,
-            parameters=(_WHERE, {**_PART, "required": True}),
-        ),
-    },
-    "files/download": dict(_downloads()),
-    "files/list": {
-        "get": _operation(
-            "List a directory",
-            "Its entries by name; `/workspace` where no path is given. Needs `fs_read`.",
-            {"200": ("The entries.", _json("FileListing"))},
-            *_FILE,
-            parameters=(
-                _query("path", "Below `/workspace` if it is not absolute.", {"type": "string", "maxLength": 4096}),
-            ),
-        )
-    },
-    "files/stat": {
-        "get": _operation(
-            "Look at a file",
-            "What is at a path; a link itself and not what it leads to. Needs `fs_read`.",
-            {"200": ("What is there.", _json("FileEntry"))},
-            *_FILE,
-            parameters=(_WHERE,),
-        )
-    },
-    "files/mkdir": _short("Make a directory", "Parents are made too.", "PathRequest", "201", "PathAnswer"),
-    "files/remove": _short(
-        "Remove a file", "Or a directory, with `recursive` and what is in it.", "RemoveRequest", "200", "PathAnswer"
-    ),
-    "files/move": _short("Move a file", "A file at the target is replaced.", "MoveRequest", "200", "MoveAnswer"),
-}
 
 
 def describe(document: dict[str, Any]) -> None:
     """Add the dataplane to an OpenAPI document that has the envelope of errors."""
     components = document["components"]
     components["securitySchemes"] |= _SCHEMES
-    _, shared = msgspec.json.schema_components([ExecRequest], ref_template="#/components/schemas/{name}")
-    components["schemas"] |= _SCHEMAS | shared
+    components["schemas"] |= _schemas()
     document.setdefault("tags", []).append({"name": TAG, "description": _ABOUT})
-    for name, operations in _OPERATIONS.items():
-        for method, operation in operations.items():
-            words = name.replace("/", "_")
-            plain = {**operation, "operationId": f"{words}_{method}", "security": [{SCHEME: []}]}
-            document["paths"].setdefault(f"/v1/{name}", {})[method] = plain
-            answers = {
-                **operation["responses"],
-                "404": {"description": _ERRORS["404"], "content": _json("ErrorEnvelope")},
-            }
-            below = {
-                **plain,
-                "operationId": f"sandbox_{words}_{method}",
-                "parameters": [_SANDBOX, *operation.get("parameters", ())],
-                "responses": answers,
-            }
-            document["paths"].setdefault(f"/api/{{sandbox_id}}/{name}", {})[method] = below
+    for operation in _OPERATIONS:
+        described, method, path = _described(operation), operation.route.method.lower(), operation.route.path
+        words = f"{path.replace('/', '_')}_{method}"
+        plain = {**described, "operationId": words, "security": [{SCHEME: []}]}
+        document["paths"].setdefault(f"/v1/{path}", {})[method] = plain
+        missing = {"404": {"description": _ERRORS["404"], "content": _json("ErrorEnvelope")}}
+        document["paths"].setdefault(f"/api/{{sandbox_id}}/{path}", {})[method] = {
+            **plain,
+            "operationId": f"sandbox_{words}",
+            "parameters": [_SANDBOX, *described.get("parameters", ())],
+            "responses": described["responses"] | missing,
+        }

@@ -5,50 +5,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import codecs
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import msgspec
 
 from tidebox.api.dataplane.commands import make_command
 from tidebox.api.dataplane.rendering import shown_end
-from tidebox.api.documents import check_values
 from tidebox.broker.processes import Piece, Processes
 from tidebox.broker.sandboxes import LiveSandbox
-from tidebox.errors import InternalError, InvalidRequest, LimitOutOfRange
-from tidebox.model.limits import MIB
+from tidebox.errors import InternalError, LimitOutOfRange
 from tidebox.model.sandbox import Capability
-
-DEFAULT_OUTPUT_BYTES = 8 * MIB
-MAX_OUTPUT_BYTES = 64 * MIB
-
-
-class ExecRequest(msgspec.Struct):
-    """What to run."""
-
-    command: list[str] | str
-    cwd: str | None = None
-    env: dict[str, str] = msgspec.field(default_factory=dict)
-    stdin: str | None = None
-    timeout_ms: int | None = None
-    max_output_bytes: int = DEFAULT_OUTPUT_BYTES
-
-
-_decode = msgspec.json.Decoder(ExecRequest).decode
-
-
-def parse(body: bytes) -> ExecRequest:
-    """The request in a body; raises InvalidRequest."""
-    check_values(body)
-    try:
-        request = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not a request: {error}") from None
-    if not 0 <= request.max_output_bytes <= MAX_OUTPUT_BYTES:
-        raise LimitOutOfRange(
-            f"max_output_bytes: give a number between 0 and {MAX_OUTPUT_BYTES}", field="max_output_bytes"
-        )
-    return request
+from tidebox.protocols.dataplane.frames import Exit
+from tidebox.protocols.dataplane.routes import ExecAnswer, ExecRequest
 
 
 def seconds_of(timeout_ms: int | None, longest: float) -> float | None:
@@ -62,7 +30,7 @@ def seconds_of(timeout_ms: int | None, longest: float) -> float | None:
 
 async def run(
     processes: Processes, sandbox: LiveSandbox, request: ExecRequest, seconds: float, request_id: str
-) -> tuple[dict[str, Any], Collected]:
+) -> tuple[Exit, Collected]:
     """Run a program to its end, and what it wrote; cancelling the call kills it. Output beyond the bound is dropped."""
     command = make_command(request.command, cwd=request.cwd, env=request.env)
     stdin = (request.stdin or "").encode()
@@ -79,7 +47,7 @@ async def run(
         await reader.close()
     if process.end is None:
         raise process.error or InternalError("a program without an end")
-    return {**shown_end(process.end), "timed_out": process.end.timed_out}, collected
+    return shown_end(process.end), collected
 
 
 class Collected:
@@ -98,7 +66,7 @@ class Collected:
         if data:
             self._streams[piece.stream].append(data)
 
-    async def rendered(self, ending: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+    async def rendered(self, ending: Exit) -> AsyncGenerator[bytes, None]:
         """The answer in pieces: both streams as text where both are UTF-8, and otherwise both in base64.
 
         Between pieces others have their turn: of a program that writes much, this takes seconds altogether.
@@ -106,8 +74,10 @@ class Collected:
         as_text = True
         for parts in self._streams.values():
             as_text = as_text and await self._is_text(parts)
-        encoding = "utf8" if as_text else "base64"
-        yield msgspec.json.encode({**ending, "encoding": encoding, "truncated": self._truncated})[:-1]
+        answer = ExecAnswer(
+            **msgspec.structs.asdict(ending), encoding="utf8" if as_text else "base64", truncated=self._truncated
+        )
+        yield msgspec.json.encode(answer).removesuffix(_NO_OUTPUT)
         for name, parts in self._streams.items():
             yield b',"%s":"' % name.encode()
             for piece in _as_text(parts) if as_text else _as_base64(parts):
@@ -130,6 +100,8 @@ class Collected:
 
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
+# How an answer ends that has no output in it: its last fields.
+_NO_OUTPUT = b',"stdout":"","stderr":""}'
 
 
 def _as_text(parts: Sequence[bytes]) -> Iterator[bytes]:

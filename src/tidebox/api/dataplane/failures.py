@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import replace
 from http import HTTPStatus
-from typing import NamedTuple
 
 from tidebox.api import problems
 from tidebox.api.problems import Problem
 from tidebox.errors import FileOperationFailed
+from tidebox.protocols.dataplane.routes import FILE_ERRORS
 
 _CODES = {"unauthorized": "UNAUTHENTICATED", "quota_exceeded": "RATE_LIMITED"}
 # What is wrong is not the request.
@@ -18,44 +17,23 @@ _UNAVAILABLE = frozenset(
 )
 
 
-class _Kind(NamedTuple):
-    status: int
-    code: str
-
-
-_MISSING = _Kind(HTTPStatus.NOT_FOUND, "FILE_NOT_FOUND")
-_DENIED = _Kind(HTTPStatus.FORBIDDEN, "FILE_ACCESS_DENIED")
-_CONFLICT = _Kind(HTTPStatus.CONFLICT, "FILE_CONFLICT")
-_FULL = _Kind(HTTPStatus.INSUFFICIENT_STORAGE, "NO_SPACE")
-_BAD_PATH = _Kind(HTTPStatus.BAD_REQUEST, "INVALID_REQUEST")
-_FILE_KINDS = {
-    errno.ENOENT: _MISSING,
-    errno.EACCES: _DENIED,
-    errno.EPERM: _DENIED,
-    errno.EROFS: _DENIED,
-    errno.EEXIST: _CONFLICT,
-    errno.ENOTEMPTY: _CONFLICT,
-    errno.EISDIR: _CONFLICT,
-    errno.ENOTDIR: _CONFLICT,
-    errno.EBUSY: _CONFLICT,
-    errno.EXDEV: _CONFLICT,
-    errno.ETXTBSY: _CONFLICT,
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
-    errno.EFBIG: _FULL,
-    errno.EINVAL: _BAD_PATH,
-    errno.ELOOP: _BAD_PATH,
-    errno.ENAMETOOLONG: _BAD_PATH,
+_STATUSES = {
+    "FILE_NOT_FOUND": HTTPStatus.NOT_FOUND,
+    "FILE_ACCESS_DENIED": HTTPStatus.FORBIDDEN,
+    "FILE_CONFLICT": HTTPStatus.CONFLICT,
+    "NO_SPACE": HTTPStatus.INSUFFICIENT_STORAGE,
+    "INVALID_REQUEST": HTTPStatus.BAD_REQUEST,
 }
+_FILE_CODES = {number: code for code, numbers in FILE_ERRORS.items() for number in numbers}
 
 
 def problem_of(error: BaseException) -> Problem:
     """What to say of ``error``."""
     problem = problems.of_error(error)
     if isinstance(error, FileOperationFailed):
-        kind = _FILE_KINDS.get(error.errno or 0)
-        if kind is not None:
-            return replace(problem, status=kind.status, code=kind.code)
+        code = _FILE_CODES.get(error.errno or 0)
+        if code is not None:
+            return replace(problem, status=_STATUSES[code], code=code)
     return words(problem)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import base64
 
-from tidebox.api.dataplane import frames
+from msgspec import UNSET
+
 from tidebox.broker.processes import ProcessEnd
 from tidebox.model.events import StreamName
 from tidebox.model.limits import MIB
 from tidebox.model.result import exit_status
+from tidebox.protocols.codec import text_of
+from tidebox.protocols.dataplane.frames import Exit, ResourceUsage, Stderr, Stdout, signal_name
 
 # The longest character of UTF-8, but for its last byte.
 _MAX_TAIL = 3
@@ -54,23 +57,25 @@ class Renderer:
         return [self._frame(tail, None, self._offset)] if tail else []
 
     def _frame(self, data: bytes, text: str | None, end: int) -> str:
-        return frames.output(self._stream, data, text, end if self._with_offsets else None)
+        kind = Stdout if self._stream == "stdout" else Stderr
+        offset = end if self._with_offsets else UNSET
+        if text is None:
+            return text_of(kind(base64.b64encode(data).decode(), "base64", offset))
+        return text_of(kind(text, "utf8", offset))
 
 
-def shown_end(end: ProcessEnd) -> dict[str, Any]:
+def shown_end(end: ProcessEnd) -> Exit:
     """How a program ended, as clients are told."""
     counted = end.exited.usage or {}
-    usage: dict[str, int] = {}
-    if (cpu := counted.get("cpu_us")) is not None:
-        usage["cpu_time_ms"] = cpu // 1000
-    memory = counted.get("memory_peak_bytes", counted.get("max_rss_bytes"))
-    if memory is not None:
-        usage["peak_memory_mb"] = -(-memory // MIB)
-    if (kills := counted.get("oom_kills")) is not None:
-        usage["oom_kills"] = kills
-    return {
-        "exit_code": exit_status(end.exited.code, end.exited.signal),
-        "signal": frames.signal_name(end.exited.signal),
-        "duration_ms": round(end.seconds * 1000),
-        "resource_usage": usage,
-    }
+    cpu, memory = counted.get("cpu_us"), counted.get("memory_peak_bytes", counted.get("max_rss_bytes"))
+    return Exit(
+        exit_code=exit_status(end.exited.code, end.exited.signal),
+        signal=signal_name(end.exited.signal),
+        duration_ms=round(end.seconds * 1000),
+        resource_usage=ResourceUsage(
+            cpu_time_ms=None if cpu is None else cpu // 1000,
+            peak_memory_mb=None if memory is None else -(-memory // MIB),
+            oom_kills=counted.get("oom_kills"),
+        ),
+        timed_out=end.timed_out,
+    )

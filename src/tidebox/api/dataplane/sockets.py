@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import structlog
 
 from tidebox.api.asgi import Scope, Send, context_of
-from tidebox.api.dataplane import frames
 from tidebox.api.dataplane.commands import DEFAULT_TERMINAL, make_command
 from tidebox.api.dataplane.connections import INTERNAL_ERROR, NORMAL, POLICY, Connection, Desk, revoked
 from tidebox.api.dataplane.exec import seconds_of
-from tidebox.api.dataplane.frames import Request, Resize, Signal, Start, Stdin
 from tidebox.api.dataplane.paths import Target
 from tidebox.api.dataplane.rendering import Renderer, shown_end
 from tidebox.broker.processes import Process, Reader
@@ -29,6 +28,8 @@ from tidebox.errors import (
     Unauthorized,
 )
 from tidebox.model.sandbox import Capability
+from tidebox.protocols.codec import text_of
+from tidebox.protocols.dataplane.frames import InputTaken, Ready, Request, Resize, Signal, Start, Stdin
 
 _log = structlog.get_logger("tidebox.api")
 
@@ -48,6 +49,7 @@ class ProgramConnection(Connection):
         self._reader: Reader | None = None
         """Of the program that runs."""
         self._delivering: asyncio.Task[None] | None = None
+        self._acknowledging: asyncio.Task[None] | None = None
         self._takes_input = False
 
     def _ends_with(self, error: TideboxError) -> int | None:
@@ -105,8 +107,13 @@ class ProgramConnection(Connection):
             reader = await self._started(access, request)
             process = reader.process
         self._reader = reader
-        process_id = process.id if process.detachable else None
-        await self._say(frames.ready(process.pid, process_id, reader.offset))
+        ready = Ready(process.pid, input_acks=request.input_acks)
+        if process.detachable:
+            ready.process_id, ready.offset = process.id, reader.offset
+        await self._say(text_of(ready))
+        if request.input_acks:
+            acknowledging = self._acknowledge(process, process.input_taken)
+            self._acknowledging = asyncio.get_running_loop().create_task(acknowledging, name="dataplane input")
         self._delivering = asyncio.get_running_loop().create_task(self._deliver(reader), name="dataplane")
 
     def _found(self, access: Access, process_id: str) -> Process:
@@ -169,8 +176,7 @@ class ProgramConnection(Connection):
             last = renderer.flush()
             if process.end is None:
                 raise process.error or Conflict("the program has no end")
-            ended = shown_end(process.end) | ({"timed_out": True} if process.end.timed_out else {})
-            await self._say(*last, frames.ended(ended))
+            await self._say(*last, text_of(shown_end(process.end)))
         except Unauthorized as error:
             await self._tell(error)
             return await self._close(POLICY)
@@ -182,12 +188,21 @@ class ProgramConnection(Connection):
         await reader.close()
         return None
 
+    async def _acknowledge(self, process: Process, before: int) -> None:
+        """Tell how much input the program takes: a client who counts never has so much under way that it is in the
+        way of other frames."""
+        taken = before
+        with contextlib.suppress(OSError, RuntimeError):  # whoever receives is told that the connection is gone
+            while not process.over:
+                if (taken := await process.input_changed(taken)) > before and not process.over:
+                    await self._say(text_of(InputTaken(taken - before)))
+
     async def _leave(self) -> None:
         """The connection is over: its program is killed, or left running if that was asked for."""
-        delivering = self._delivering
-        if delivering is not None and not delivering.done():
-            delivering.cancel()
-            await asyncio.wait({delivering})
+        for task in (self._delivering, self._acknowledging):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait({task})
         if self._reader is not None:
             await self._reader.close()
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -34,6 +34,8 @@ from tidebox.broker.sandboxes import Access, Gate, Inside
 from tidebox.errors import FileOperationFailed, InvalidRequest, NotFound, TideboxError, Unauthorized
 from tidebox.model.limits import KIB
 from tidebox.model.sandbox import Capability
+from tidebox.protocols.codec import from_fields
+from tidebox.protocols.dataplane import routes
 
 _WATCH = "files/watch"
 _SOCKETS = frozenset({"", "exec/ws", "shell/ws", _WATCH})
@@ -70,22 +72,32 @@ class Exchange:
         """Send the answer's body, or a part of it."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def answer(self, content: Mapping[str, Any], status: int = HTTPStatus.OK) -> None:
+    async def answer(self, content: msgspec.Struct, status: int = HTTPStatus.OK) -> None:
         """Send the whole answer."""
         text = msgspec.json.encode(content)
         await self.start(status, [(b"content-type", problems.JSON), (b"content-length", b"%d" % len(text))])
         await self.body(text)
 
-    async def described(self) -> dict[str, Any]:
+    async def tell(self, content: msgspec.Struct) -> None:
+        """The same, of something that the audit log tells too."""
+        self.fields = msgspec.to_builtins(content)
+        await self.answer(content)
+
+    def asked(self, kind: type[_Asked]) -> _Asked:
+        """What a request says in its query."""
+        return from_fields(kind, self.query)
+
+    async def described(self, kind: type[_Asked]) -> _Asked:
         """What a short request says, in its body or in its query."""
         content = await Body(self.receive).whole(_MAX_FIELDS_BYTES)
         try:
             found = msgspec.json.decode(content, type=dict[str, Any]) if content else {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise InvalidRequest("the body is not a JSON object") from None
-        return {**self.query, **found}
+        return from_fields(kind, {**self.query, **found})
 
 
+_Asked = TypeVar("_Asked", bound=msgspec.Struct)
 Serve = Callable[["DataplaneSurface", Exchange], Awaitable[None]]
 
 
@@ -146,9 +158,8 @@ class DataplaneSurface:
             raise NotFound("there is no WebSocket at this path")
         connection: Connection
         if target.operation == _WATCH:
-            asked = _query(scope)
-            path = box_path(asked.get("path") or ".")
-            connection = WatchConnection(self._desk, scope, target, send, path, _flag(asked, "recursive", False))
+            asked = from_fields(routes.WatchRequest, _query(scope))
+            connection = WatchConnection(self._desk, scope, target, send, box_path(asked.path or "."), asked.recursive)
         else:
             connection = ProgramConnection(self._desk, scope, target, send)
         token = header_token(scope)
@@ -209,7 +220,7 @@ class DataplaneSurface:
     # Programs
 
     async def _exec(self, exchange: Exchange) -> None:
-        request = execution.parse(await Body(exchange.receive).whole(self._bounds.max_body_bytes))
+        request = routes.decode_exec(await Body(exchange.receive).whole(self._bounds.max_body_bytes))
         seconds = execution.seconds_of(request.timeout_ms, self._desk.max_seconds) or self._bounds.default_seconds
         running = asyncio.ensure_future(
             execution.run(self._desk.processes, exchange.access.sandbox, request, seconds, exchange.request_id)
@@ -218,7 +229,7 @@ class DataplaneSurface:
         if running.cancelled():
             raise ClientLeft
         ending, output = running.result()
-        exchange.fields = {"exit_code": ending["exit_code"], "timed_out": ending["timed_out"]}
+        exchange.fields = {"exit_code": ending.exit_code, "timed_out": ending.timed_out}
         await exchange.start(HTTPStatus.OK, [(b"content-type", problems.JSON)])
         async with aclosing(output.rendered(ending)) as pieces:
             async for piece in pieces:
@@ -228,29 +239,25 @@ class DataplaneSurface:
     # Files
 
     async def _upload(self, exchange: Exchange) -> None:
-        query = exchange.query
-        mode, offset = files.parse_mode(query.get("mode")), files.parse_offset(query.get("offset"))
-        complete = _flag(query, "complete", True)
-        if offset and "upload_id" not in query:
+        asked = exchange.asked(routes.UploadRequest)
+        if asked.offset and asked.upload_id is None:
             raise InvalidRequest("offset: only an upload in parts, with an upload_id, has one", field="offset")
         content_type = header(exchange.scope, b"content-type") or b""
         is_form = content_type.lower().startswith(b"multipart/form-data")
         body = Body(exchange.receive)
-        path = files.file_path(query.get("path"))
-        if "upload_id" in query:
+        path, mode = files.file_path(asked.path), None if asked.mode is None else int(asked.mode, 8)
+        if asked.upload_id is not None:
             if is_form:
                 raise InvalidRequest("an upload in parts is no form", field="content-type")
-            return await self._upload_part(exchange, path, body, mode, offset, complete)
+            return await self._upload_part(exchange, path, asked.upload_id, body, mode, asked.offset, asked.complete)
         chunks = form_file(content_type, body.chunks()) if is_form else body.chunks()
         async with exchange.use() as inside, aclosing(chunks):
             made = await inside.files.upload(path, chunks, mode)
-        exchange.fields = {"path": made.path, "size": made.size}
-        return await exchange.answer(exchange.fields)
+        return await exchange.tell(routes.UploadAnswer(made.path, made.size))
 
     async def _upload_part(
-        self, exchange: Exchange, path: str, body: Body, mode: int | None, offset: int, complete: bool
+        self, exchange: Exchange, path: str, upload_id: str, body: Body, mode: int | None, offset: int, complete: bool
     ) -> None:
-        upload_id = files.parse_upload_id(exchange.query["upload_id"])
         async with exchange.use() as inside:
             async with aclosing(body.while_it_lasts()) as chunks:
                 part = await inside.files.append(path, upload_id, chunks, offset=offset, mode=mode)
@@ -258,24 +265,22 @@ class DataplaneSurface:
                 raise ClientLeft
             if complete:
                 await inside.files.complete(path, upload_id, part.size)
-        exchange.fields = files.shown_upload(part.path, part.size, upload_id, complete)
-        await exchange.answer(exchange.fields)
+        await exchange.tell(routes.UploadAnswer(part.path, part.size, upload_id, complete))
 
     async def _upload_offset(self, exchange: Exchange) -> None:
-        path, upload_id = _upload(exchange.query)
+        asked = exchange.asked(routes.PartRequest)
         async with exchange.use() as inside:
-            part = await inside.files.uploaded(path, upload_id)
-        shown = files.shown_upload(part.path, part.size, upload_id, complete=False)
-        await exchange.answer({**shown, "offset": part.size})
+            part = await inside.files.uploaded(files.file_path(asked.path), asked.upload_id)
+        await exchange.answer(routes.UploadAnswer(part.path, part.size, asked.upload_id, False, part.size))
 
     async def _upload_discard(self, exchange: Exchange) -> None:
-        path, upload_id = _upload(exchange.query)
+        asked = exchange.asked(routes.PartRequest)
         async with exchange.use() as inside:
-            gone = await inside.files.discard(path, upload_id)
-        await exchange.answer(files.shown_upload(gone.path, gone.size, upload_id, complete=False))
+            gone = await inside.files.discard(files.file_path(asked.path), asked.upload_id)
+        await exchange.answer(routes.UploadAnswer(gone.path, gone.size, asked.upload_id, False))
 
     async def _download(self, exchange: Exchange) -> None:
-        path = box_path(exchange.query.get("path"))
+        path = box_path(exchange.asked(routes.PathRequest).path)
         async with exchange.use() as inside:
             size = await inside.files.size(path)
             exchange.fields = {"path": path, "size": size}
@@ -304,40 +309,41 @@ class DataplaneSurface:
 
     async def _list(self, exchange: Exchange) -> None:
         exchange.fields = {"path": exchange.query.get("path")}
+        asked = exchange.asked(routes.ListRequest)
         async with exchange.use() as inside:
-            path, entries = await inside.files.list(box_path(exchange.query.get("path") or "."))
+            path, entries = await inside.files.list(box_path(asked.path or "."))
         entries.sort(key=lambda info: info.path)
-        await exchange.answer({"path": path, "entries": [files.shown(info) for info in entries]})
+        await exchange.answer(routes.FileListing([files.shown(info) for info in entries], path))
 
     async def _stat(self, exchange: Exchange) -> None:
         exchange.fields = {"path": exchange.query.get("path")}
+        asked = exchange.asked(routes.PathRequest)
         async with exchange.use() as inside:
-            info = await inside.files.stat(box_path(exchange.query.get("path")))
+            info = await inside.files.stat(box_path(asked.path))
         await exchange.answer(files.shown(info))
 
     async def _mkdir(self, exchange: Exchange) -> None:
-        path = box_path(_text(await exchange.described(), "path"))
+        path = box_path((await exchange.described(routes.PathRequest)).path)
         exchange.fields = {"path": path}
         async with exchange.use() as inside:
             made = await inside.files.mkdir(path)
-        await exchange.answer({"path": made}, HTTPStatus.CREATED)
+        await exchange.answer(routes.PathAnswer(made), HTTPStatus.CREATED)
 
     async def _remove(self, exchange: Exchange) -> None:
-        asked = await exchange.described()
-        path = box_path(_text(asked, "path"))
-        recursive = _flag(asked, "recursive", False)
+        asked = await exchange.described(routes.RemoveRequest)
+        path = box_path(asked.path)
         exchange.fields = {"path": path}
         async with exchange.use() as inside:
-            removed = await inside.files.remove(path, recursive)
-        await exchange.answer({"path": removed})
+            removed = await inside.files.remove(path, asked.recursive)
+        await exchange.answer(routes.PathAnswer(removed))
 
     async def _move(self, exchange: Exchange) -> None:
-        asked = await exchange.described()
-        source, target = (box_path(_text(asked, name), name) for name in ("source", "target"))
+        asked = await exchange.described(routes.MoveRequest)
+        source, target = box_path(asked.source, "source"), box_path(asked.target, "target")
         exchange.fields = {"path": source, "target": target}
         async with exchange.use() as inside:
-            source, target = await inside.files.move(source, target)
-        await exchange.answer({"source": source, "target": target})
+            moved = await inside.files.move(source, target)
+        await exchange.answer(routes.MoveAnswer(*moved))
 
 
 async def _send_file(
@@ -373,41 +379,19 @@ def _query(scope: Scope) -> dict[str, str]:
     return query
 
 
-def _upload(query: Mapping[str, str]) -> tuple[str, str]:
-    """The file and the name of an upload in parts."""
-    return files.file_path(query.get("path")), files.parse_upload_id(query.get("upload_id"))
-
-
-def _text(asked: Mapping[str, Any], name: str) -> str | None:
-    value = asked.get(name)
-    if value is not None and not isinstance(value, str):
-        raise InvalidRequest(f"{name}: give a text", field=name)
-    return value
-
-
-def _flag(asked: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = asked.get(name, default)
-    if isinstance(value, str):
-        value = {"": True, "1": True, "true": True, "0": False, "false": False}.get(value.lower())
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"{name}: give true or false", field=name)
-    return value
-
-
-ROUTES: Mapping[str, Mapping[str, tuple[Capability, Serve]]] = {
-    "exec": {"POST": (Capability.EXEC, DataplaneSurface._exec)},
-    "files/upload": {
-        "POST": (Capability.FS_WRITE, DataplaneSurface._upload),
-        "GET": (Capability.FS_WRITE, DataplaneSurface._upload_offset),
-        "DELETE": (Capability.FS_WRITE, DataplaneSurface._upload_discard),
-    },
-    "files/download": {
-        "GET": (Capability.FS_READ, DataplaneSurface._download),
-        "HEAD": (Capability.FS_READ, DataplaneSurface._download),
-    },
-    "files/list": {"GET": (Capability.FS_READ, DataplaneSurface._list)},
-    "files/stat": {"GET": (Capability.FS_READ, DataplaneSurface._stat)},
-    "files/mkdir": {"POST": (Capability.FS_WRITE, DataplaneSurface._mkdir)},
-    "files/remove": {"POST": (Capability.FS_WRITE, DataplaneSurface._remove)},
-    "files/move": {"POST": (Capability.FS_WRITE, DataplaneSurface._move)},
-}
+_SERVED: tuple[tuple[routes.Route[Any, Any], Serve], ...] = (
+    (routes.EXEC, DataplaneSurface._exec),
+    (routes.UPLOAD, DataplaneSurface._upload),
+    (routes.UPLOADED, DataplaneSurface._upload_offset),
+    (routes.DISCARD, DataplaneSurface._upload_discard),
+    (routes.DOWNLOAD, DataplaneSurface._download),
+    (routes.DOWNLOAD_HEAD, DataplaneSurface._download),
+    (routes.LIST, DataplaneSurface._list),
+    (routes.STAT, DataplaneSurface._stat),
+    (routes.MKDIR, DataplaneSurface._mkdir),
+    (routes.REMOVE, DataplaneSurface._remove),
+    (routes.MOVE, DataplaneSurface._move),
+)
+ROUTES: dict[str, dict[str, tuple[Capability, Serve]]] = {}
+for _route, _serve in _SERVED:
+    ROUTES.setdefault(_route.path, {})[_route.method] = _route.capability, _serve

@@ -9,15 +9,15 @@ import time
 import structlog
 
 from tidebox.api.asgi import Scope, Send, context_of
-from tidebox.api.dataplane import frames
 from tidebox.api.dataplane.connections import INTERNAL_ERROR, NORMAL, POLICY, Connection, Desk, revoked
-from tidebox.api.dataplane.frames import Request
 from tidebox.api.dataplane.paths import Target
 from tidebox.broker.sandboxes import Access, Watch
 from tidebox.errors import CapabilityDenied, Conflict, TideboxError, Unauthorized
 from tidebox.files.watching import Change, Kind
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.sandbox import Capability
+from tidebox.protocols.codec import text_of
+from tidebox.protocols.dataplane.frames import Request, WatchFrame
 
 _log = structlog.get_logger("tidebox.api")
 
@@ -48,7 +48,7 @@ class WatchConnection(Connection):
             await self._tell(error)
             return await self._close(POLICY if isinstance(error, CapabilityDenied) else NORMAL)
         self._record(access, "sandbox.files.watch", "started", path=self._path)
-        await self._say(frames.watching(self._path, self._recursive))
+        await self._say(text_of(WatchFrame("ready", self._path, self._recursive)))
         self._telling = asyncio.get_running_loop().create_task(self._tell_changes(self._watch), name="watch")
         return None
 
@@ -108,10 +108,12 @@ class WatchConnection(Connection):
 
 
 def _frame(change: Change) -> str:
-    if change.kind is Kind.OVERFLOW:
-        return frames.OVERFLOW
-    source = None if change.source is None else _shown(change.source)
-    return frames.changed(change.kind.value, _shown(change.path), change.is_directory, source)
+    frame = WatchFrame(change.kind.value)
+    if change.kind is not Kind.OVERFLOW:
+        frame.path, frame.entry = _shown(change.path), "directory" if change.is_directory else "file"
+    if change.source is not None:
+        frame.source = _shown(change.source)
+    return text_of(frame)
 
 
 def _shown(path: str) -> str:

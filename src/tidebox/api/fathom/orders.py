@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidebox.api.fathom.requests import MAX_CODE_BYTES, MAX_STDIN_BYTES, Refused, parse_env, shown
 from tidebox.model.box import BoxSpec
+from tidebox.model.languages import BUILT_IN, Languages
 from tidebox.model.launch import plan_code
 from tidebox.model.limits import MIB, RANGES, Limits
 from tidebox.model.order import Order
 from tidebox.protocols.fathom import Execute
 
-LANGUAGES = ("python", "javascript", "shell", "elixir")
 DEFAULT_CPU_SHARES = 512
 DEFAULT_OUTPUT_BYTES = MIB
 
@@ -39,20 +39,26 @@ BOUNDS = {
 }
 
 
-def make_order(request: Execute, languages: Collection[str]) -> Order:
-    """What to run; raises Refused. ``languages`` are those that this machine has an interpreter for."""
-    if request.language not in LANGUAGES or request.language not in languages:
-        known = ", ".join(name for name in LANGUAGES if name in languages)
-        message = f"Language {shown(request.language)} is not available in this sandbox; available: {known}"
+def make_order(
+    request: Execute,
+    languages: Mapping[str, str],
+    known: Languages = BUILT_IN,
+    compile_timeout: float = Limits().compile_timeout,
+) -> Order:
+    """What to run; raises Refused. ``languages`` are those of ``known`` that there is an image for, with that."""
+    if request.language not in languages:
+        available = ", ".join(language.name for language in known if language.name in languages)
+        message = f"Language {shown(request.language)} is not available in this sandbox; available: {available}"
         raise Refused("LANGUAGE_NOT_SUPPORTED", message, request.id)
     code = _bytes("code", request.code, MAX_CODE_BYTES, request.id)
     stdin = None if request.stdin is None else _bytes("stdin", request.stdin, MAX_STDIN_BYTES, request.id)
-    spec = _box(request)
+    spec = _box(request, languages[request.language], compile_timeout)
     env = parse_env(request)
-    return Order(launch=plan_code(request.language, code, env=env), spec=spec, stdin=stdin)
+    launch = plan_code(request.language, code, env=env, memory=spec.limits.memory, languages=known)
+    return Order(launch=launch, spec=spec, stdin=stdin)
 
 
-def _box(request: Execute) -> BoxSpec:
+def _box(request: Execute, image: str, compile_timeout: float) -> BoxSpec:
     asked = request.limits
     shares = DEFAULT_CPU_SHARES if asked.cpu_shares is None else asked.cpu_shares
     output = DEFAULT_OUTPUT_BYTES if asked.max_output_bytes is None else asked.max_output_bytes
@@ -67,14 +73,22 @@ def _box(request: Execute) -> BoxSpec:
         if not bounds.low <= value <= bounds.high:
             message = f"limits.{name}: must be between {bounds.low} and {bounds.high}, not {shown(value)}"
             raise Refused("INVALID_REQUEST", message, request.id)
-    return _box_with(asked.timeout_ms, asked.memory_mb, shares, output)
+    return _box_with(image, asked.timeout_ms, asked.memory_mb, shares, output, compile_timeout)
 
 
 # Most clients ask for the same limits again and again.
 @functools.lru_cache(maxsize=256)
-def _box_with(timeout_ms: int, memory_mb: int, cpu_shares: int, output: int) -> BoxSpec:
-    limits = Limits(timeout=timeout_ms / 1000, memory=memory_mb * MIB, cpu_shares=cpu_shares, output=output)
-    return BoxSpec(limits=limits)
+def _box_with(
+    image: str, timeout_ms: int, memory_mb: int, cpu_shares: int, output: int, compile_timeout: float
+) -> BoxSpec:
+    limits = Limits(
+        timeout=timeout_ms / 1000,
+        memory=memory_mb * MIB,
+        cpu_shares=cpu_shares,
+        output=output,
+        compile_timeout=compile_timeout,
+    )
+    return BoxSpec(image=image, limits=limits)
 
 
 def _bytes(field: str, text: str, limit: int, id: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from errno import ENOENT
 
@@ -19,6 +19,7 @@ from tidebox.broker.broker import Broker
 from tidebox.broker.execution import Execution
 from tidebox.errors import Busy, ExecFailed, InvalidRequest, TideboxError, UnknownLanguage
 from tidebox.model.events import Event, Output, Started, StreamName
+from tidebox.model.languages import Languages
 from tidebox.model.limits import MIB
 from tidebox.model.order import Ending, Order
 from tidebox.model.principal import Caller
@@ -34,6 +35,8 @@ _STATUS: dict[Outcome, Status] = {
     Outcome.OOM: Status.OOM,
     Outcome.OUTPUT_LIMIT: Status.FAILED,
     Outcome.CANCELLED: Status.CANCELLED,
+    Outcome.COMPILE_FAILED: Status.FAILED,
+    Outcome.COMPILE_TIMEOUT: Status.TIMEOUT,
 }
 
 
@@ -41,7 +44,9 @@ _STATUS: dict[Outcome, Status] = {
 class Terms:
     """What each connection may do."""
 
-    languages: Collection[str]
+    languages: Mapping[str, str]
+    known: Languages
+    compile_timeout: float
     max_executions: int
     max_message_bytes: int
     buffer_frames: int
@@ -202,7 +207,8 @@ class Session:
         if len(self._runs) >= self._terms.max_executions:
             message = f"this connection may have no more than {self._terms.max_executions} executions under way"
             raise Refused("SANDBOX_OVERLOADED", message, id)
-        order = make_order(request, self._terms.languages)
+        terms = self._terms
+        order = make_order(request, terms.languages, terms.known, terms.compile_timeout)
         run = _Run(id, order, self._outbox)
         try:
             await self._rates.check(self._caller.principal)

@@ -39,6 +39,8 @@ class FathomSurface:
         self._services = services
         self._terms = Terms(
             languages=services.languages,
+            known=services.known_languages,
+            compile_timeout=settings.compile_timeout_sec,
             max_executions=settings.max_executions_per_connection,
             max_message_bytes=settings.max_frame_bytes,
             buffer_frames=settings.ws_buffer_frames,

@@ -12,6 +12,7 @@ from tidebox.api.deferred import Deferred
 from tidebox.api.interpreter import paths
 from tidebox.api.surface import Surface
 from tidebox.model.limits import MIB
+from tidebox.model.policy import ALLOWLIST, DENY_ALL
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -59,10 +60,10 @@ def _make_router() -> APIRouter:
     from fastapi import APIRouter, Depends
 
     from tidebox.api.common import once_each
-    from tidebox.api.interpreter import admin, artifacts, files, health, logs, runs, runtimes, sessions
+    from tidebox.api.interpreter import admin, artifacts, files, health, logs, me, runs, runtimes, sessions
 
     router = APIRouter(prefix=paths.PREFIX)
-    for part in (runtimes, sessions, runs, logs, artifacts, admin, health):
+    for part in (runtimes, me, sessions, runs, logs, artifacts, admin, health):
         router.include_router(part.router, dependencies=[Depends(once_each)])
     router.include_router(files.router)
     return router
@@ -74,12 +75,17 @@ def _make_stream(services: Services) -> App:
     return StreamSurface(services)
 
 
+def _lets_out(services: Services) -> bool:
+    able = any(info.available and info.features.egress for info in services.runtimes.infos)
+    return able and services.planner.egress.offered
+
+
 def _describe(document: dict[str, Any], services: Services) -> None:
     """Name what this server is able to do."""
     able = {
         "spec_version": list(services.policy.supported_spec_versions),
         "runtime": [info.name for info in services.runtimes.infos if info.available],
-        "network_policy": ["deny_all"],
+        "network_policy": [DENY_ALL, ALLOWLIST] if _lets_out(services) else [DENY_ALL],
     }
     schemas = document["components"]["schemas"]
     for name in ("RunRequest", "SessionRequest"):

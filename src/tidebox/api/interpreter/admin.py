@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
+import asyncio
 import time
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BeforeValidator
 
 from tidebox.api.answers import each, example
 from tidebox.api.common import AdminDep, ServicesDep, errors
@@ -20,35 +19,30 @@ from tidebox.api.interpreter.admin_answers import (
     IdempotencyEntry,
     IdempotencyList,
     Metrics,
+    SeriesAnswer,
     UsageList,
     UsageSummary,
     UserUsage,
 )
+from tidebox.api.interpreter.queries import Found, IsoTime, Label, Moment, Text, label_of, seconds_of, timestamp
 from tidebox.api.interpreter.runs import RunId
 from tidebox.api.interpreter.signing import stream_url
 from tidebox.broker.audit_reading import AuditQuery
-from tidebox.errors import InvalidRequest
 from tidebox.model.listing import RunQuery
 from tidebox.model.moments import moment
 from tidebox.model.run import Phase
+from tidebox.model.series import make_series
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 
-_DAY_SECONDS = 24 * 3600.0
+_HOUR_SECONDS = 3600.0
+_DAY_SECONDS = 24 * _HOUR_SECONDS
+# The newest of them count: reading more would keep other readers of the store waiting.
+_MAX_COURSES = 50_000
 _MAX_PAGE = 1000
 
 Limit = Annotated[int, Query(ge=1, le=_MAX_PAGE)]
 Offset = Annotated[int, Query(ge=0, le=2**31)]
-Text = Annotated[str | None, Query(max_length=256)]
-
-
-def _iso_only(given: object) -> object:
-    """No numbers: whether those are seconds or milliseconds would be a guess."""
-    return datetime.datetime.fromisoformat(given) if isinstance(given, str) else given
-
-
-IsoTime = Annotated[datetime.datetime, BeforeValidator(_iso_only)]
-Moment = Annotated[IsoTime | None, Query(description="ISO 8601; UTC where it does not say.")]
 Sort = Annotated[
     str,
     Query(
@@ -70,7 +64,8 @@ async def list_runs(
     session_id: Text = None,
     phase: Annotated[Phase | None, Query()] = None,
     runtime: Text = None,
-    q: Annotated[str | None, Query(max_length=256, description="Found in the image's name or the message.")] = None,
+    q: Found = None,
+    label: Label = None,
     image_digest: Text = None,
     base_image: Text = None,
     node_id: Text = None,
@@ -83,8 +78,6 @@ async def list_runs(
     offset: Offset = 0,
 ) -> AdminRunList:
     """Runs that match every filter. Times include their ends."""
-    if node_id not in (None, admin_answers.node_id()):
-        return AdminRunList.of([], total=0, limit=limit, offset=offset)
     field, _, direction = sort.partition(":")
     if field in ("asc", "desc"):
         field, direction = "started_at", field
@@ -95,11 +88,13 @@ async def list_runs(
         runtime=runtime,
         base_image=base_image,
         image_digest=image_digest,
+        node_id=node_id,
         text=q,
-        started_from=_seconds(started_at_from),
-        started_to=_seconds(started_at_to),
-        finished_from=_seconds(finished_at_from),
-        finished_to=_seconds(finished_at_to),
+        label=label_of(label),
+        started_from=seconds_of(started_at_from),
+        started_to=seconds_of(started_at_to),
+        finished_from=seconds_of(finished_at_from),
+        finished_to=seconds_of(finished_at_to),
         sort=_FIELDS[field],
         descending=direction != "asc",
         limit=limit,
@@ -166,10 +161,27 @@ async def summarize_usage(
     limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="How many users.")] = 10,
 ) -> UsageSummary:
     """The runs created in a time, by how they ended, by runtime, and by user."""
-    end = time.time() if to is None else _timestamp(to)
-    begin = end - _DAY_SECONDS if from_ is None else _timestamp(from_)
+    end = time.time() if to is None else timestamp(to)
+    begin = end - _DAY_SECONDS if from_ is None else timestamp(from_)
     summary = await services.broker.summary(begin, end, top=limit)
     return UsageSummary.of(summary, begin, end)
+
+
+@router.get("/series", responses=errors(403), summary="What happened over a time")
+async def show_series(
+    services: ServicesDep,
+    _admin: AdminDep,
+    from_: Annotated[IsoTime | None, Query(alias="from", description="By default an hour ago.")] = None,
+    to: Annotated[IsoTime | None, Query(description="By default now.")] = None,
+    points: Annotated[int, Query(ge=2, le=500, description="How many times to tell figures of.")] = 60,
+) -> SeriesAnswer:
+    """Load, throughput, latencies, failures and use of the runs of a time, on all servers of the store."""
+    end = time.time() if to is None else timestamp(to)
+    # A time that would end before it begins is an empty one.
+    begin = min(end, end - _HOUR_SECONDS if from_ is None else timestamp(from_))
+    courses = await services.broker.courses(begin, end, limit=_MAX_COURSES + 1)
+    figures = await asyncio.to_thread(make_series, courses[:_MAX_COURSES], begin, end, points)
+    return SeriesAnswer.of(figures, begin, end, complete=len(courses) <= _MAX_COURSES)
 
 
 @router.get(
@@ -210,24 +222,11 @@ async def read_audit(
             )
             if value is not None
         },
-        begin=moment(_seconds(from_)) if from_ is not None else None,
-        end=moment(_seconds(to)) if to is not None else None,
+        begin=moment(seconds_of(from_)) if from_ is not None else None,
+        end=moment(seconds_of(to)) if to is not None else None,
         descending=sort.endswith("desc"),
         limit=limit + 1,
         offset=offset,
     )
     found = await services.broker.read_audit(query)
     return AuditList(items=found[:limit], limit=limit, offset=offset, has_more=len(found) > limit)
-
-
-def _seconds(given: datetime.datetime | None) -> float | None:
-    return None if given is None else _timestamp(given)
-
-
-def _timestamp(given: datetime.datetime) -> float:
-    if given.tzinfo is None:
-        given = given.replace(tzinfo=datetime.UTC)
-    try:
-        return given.timestamp()
-    except (OverflowError, ValueError):
-        raise InvalidRequest("a time that is out of range") from None

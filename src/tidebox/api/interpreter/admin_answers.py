@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
@@ -14,12 +13,8 @@ from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.moments import iso_time, moment
 from tidebox.model.run import Phase, Run
+from tidebox.model.series import PERCENTILES, Series
 from tidebox.model.summary import Summary, Totals
-
-
-def node_id() -> str:
-    """The name of this server among others."""
-    return socket.gethostname()
 
 
 class AdminRun(BaseModel):
@@ -66,7 +61,7 @@ class AdminRun(BaseModel):
             started_at=moment(run.started_at),
             finished_at=moment(run.finished_at),
             policy_hash=facts.policy_hash,
-            node_id=node_id(),
+            node_id=run.owner.node_id,
         )
 
 
@@ -211,14 +206,72 @@ class UsageSummary(BaseModel):
         )
 
 
-class Series(BaseModel):
+class Percentiles(BaseModel):
+    """Seconds that half, 95 and 99 of a hundred runs did not exceed; null where there were none."""
+
+    p50: list[Quantity | None]
+    p95: list[Quantity | None]
+    p99: list[Quantity | None]
+
+    @classmethod
+    def of(cls, figures: Sequence[Sequence[float | None]]) -> Self:
+        """``figures`` of each percentile."""
+        return cls(**{f"p{percent}": list(each) for percent, each in zip(PERCENTILES, figures, strict=True)})
+
+
+class DayUsage(BaseModel):
+    """What one user had run on one day (UTC)."""
+
+    day: str
+    user_id: str
+    runs: int
+    cpu_time_sec: Quantity
+
+
+class SeriesAnswer(BaseModel):
+    """What happened to runs over a time, at some times in it."""
+
+    window: Window
+    complete: bool = Field(description="False where there were more runs than are looked at: then the newest count.")
+    times: list[Quantity] = Field(description="Seconds since the epoch.")
+    active: list[int]
+    queued: list[int]
+    ended: list[int] = Field(description="Since the time before.")
+    unsuccessful: list[int] = Field(description="Those of `ended` that did not complete.")
+    wait_sec: Percentiles
+    duration_sec: Percentiles
+    failures: dict[str, int] = Field(description="Runs that did not complete, by the reason.")
+    usage: list[DayUsage] = Field(description="By day and user, the last day first.")
+
+    @classmethod
+    def of(cls, series: Series, begin: float, end: float, *, complete: bool) -> Self:
+        """``series`` of the runs between two times."""
+        return cls(
+            window=Window(from_=iso_time(begin), to=iso_time(end)),
+            complete=complete,
+            times=list(series.times),
+            active=list(series.active),
+            queued=list(series.queued),
+            ended=list(series.ended),
+            unsuccessful=list(series.unsuccessful),
+            wait_sec=Percentiles.of(series.waits),
+            duration_sec=Percentiles.of(series.durations),
+            failures=dict(series.reasons),
+            usage=[
+                DayUsage(day=each.day, user_id=each.user, runs=each.runs, cpu_time_sec=each.cpu_seconds)
+                for each in series.days
+            ],
+        )
+
+
+class MetricValue(BaseModel):
     """One value of a metric."""
 
     labels: dict[str, str]
     value: Annotated[int | float, WithJsonSchema({"type": "number"})]
 
 
-class Metrics(RootModel[dict[str, list[Series]]]):
+class Metrics(RootModel[dict[str, list[MetricValue]]]):
     """Metrics by name, with a value for each set of labels."""
 
 
@@ -230,7 +283,7 @@ class AuditList(Slice[dict[str, Any]]):
 
 # The examples of the document.
 
-_RUN = AdminRun.of(COMPLETED_RUN).model_copy(update={"node_id": "node-1"})
+_RUN = AdminRun.of(COMPLETED_RUN).model_copy(update={"node_id": "node-5f0c2a9d41b7"})
 RUNS = AdminRunList.of([_RUN], total=1, limit=50, offset=0)
 _CLAIM = Claim("runs", COMPLETED_RUN.user, "5c2d1a9a", "")
 _ENTRY = Answered(claim=_CLAIM, object_id=COMPLETED_RUN.id, response=b"", created_at=COMPLETED_RUN.created_at)
@@ -239,7 +292,7 @@ USAGE = UsageList(items=[UserUsage(user_id=COMPLETED_RUN.user, artifact_bytes=52
 METRICS = Metrics(
     {
         "sandbox_runs_completed_total": [
-            Series(labels={"runtime": "native", "outcome": "completed", "reason": "exit_code_0"}, value=128)
+            MetricValue(labels={"runtime": "native", "outcome": "completed", "reason": "exit_code_0"}, value=128)
         ]
     }
 )

@@ -9,7 +9,7 @@ import io
 import os
 import time
 import zipfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Self
 from urllib.parse import quote
 
@@ -29,10 +29,12 @@ from tidebox.api.interpreter.downloads import (
     attachment,
 )
 from tidebox.api.interpreter.runs import RunId
+from tidebox.api.services import Services
 from tidebox.broker.artifacts import Artifacts
 from tidebox.errors import InvalidRequest, NotFound
 from tidebox.model.artifact import Artifact
 from tidebox.model.moments import iso_time
+from tidebox.model.run import Run
 
 router = APIRouter(tags=["artifacts"])
 
@@ -141,14 +143,15 @@ async def delete_artifacts(run_id: RunId, services: ServicesDep, caller: CallerD
             "description": "A zip archive.",
             "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}},
         },
-        **errors(404),
+        **errors(404, 409, 410),
     },
     summary="Download all artifacts of a run",
 )
 async def download_all(run_id: RunId, services: ServicesDep, caller: CallerDep) -> Response:
     """All of them in one zip archive, made while it is sent."""
-    await services.broker.runs.get(caller, run_id)
+    run = await services.broker.runs.get(caller, run_id)
     found = await services.files.artifacts.of_run(run_id)
+    await _require_here(services, run, found)
     services.files.read(caller, run_id=run_id)
     headers = {**attachment(f"{run_id}.zip"), "cache-control": "no-store"}
     return _ZipAnswer(_zipped(services.files.artifacts, found), headers)
@@ -158,7 +161,7 @@ async def download_all(run_id: RunId, services: ServicesDep, caller: CallerDep) 
 @router.get(
     "/runs/{run_id}/artifacts/{path:path}",
     response_class=Response,
-    responses={**DOWNLOADED, **errors(404, 416)},
+    responses={**DOWNLOADED, **errors(404, 409, 410, 416)},
     summary="Download an artifact",
 )
 async def download_artifact(
@@ -173,11 +176,14 @@ async def download_artifact(
     parts = path.split("/")
     if path.startswith("/") or ".." in parts or "\0" in path:
         raise InvalidRequest("not the path of an artifact", field="path")
-    await services.broker.runs.get(caller, run_id)
+    run = await services.broker.runs.get(caller, run_id)
     services.files.read(caller, run_id=run_id)
-    artifact, descriptor = await services.files.artifacts.open(
-        run_id, "/".join(part for part in parts if part not in ("", "."))
-    )
+    try:
+        artifact, descriptor = await services.files.artifacts.open(
+            run_id, "/".join(part for part in parts if part not in ("", "."))
+        )
+    except NotFound as error:
+        raise await services.broker.runs.elsewhere(run) or error from None
     download = Download(
         descriptor=descriptor,
         path=artifact.path,
@@ -187,6 +193,20 @@ async def download_artifact(
         identity=f"{run_id}\0{artifact.path}\0{artifact.size}\0{artifact.created_at}",
     )
     return answer_with(request, download)
+
+
+async def _require_here(services: Services, run: Run, found: Sequence[Artifact]) -> None:
+    """Refuse files that another server has; the list of them is everybody's."""
+    first = next((artifact for artifact in found if not artifact.is_link), None)
+    if first is None:
+        return
+    try:
+        _, descriptor = await services.files.artifacts.open(run.id, first.path)
+    except NotFound:
+        if (elsewhere := await services.broker.runs.elsewhere(run)) is not None:
+            raise elsewhere from None
+    else:
+        os.close(descriptor)
 
 
 class _Sink(io.RawIOBase):

@@ -10,7 +10,7 @@ import msgspec
 
 from tidebox.broker.frame import Frame, Gap
 from tidebox.errors import TideboxError
-from tidebox.model.events import Output
+from tidebox.model.events import EgressSeen, Output, Preparing
 from tidebox.model.limits import MIB
 from tidebox.model.log import Began, Ended, Heartbeat, InputClosed, PhaseChanged, Truncated
 from tidebox.model.moments import moment
@@ -66,8 +66,12 @@ def render(item: Frame | Gap) -> bytes:
         return _encode(_Truncated("truncated", entry.reason, seq))
     if isinstance(entry, PhaseChanged):
         return _event("phase", {"phase": entry.phase.value}, seq)
+    if isinstance(entry, Preparing):
+        return _event("progress", {"message": entry.message}, seq)
     if isinstance(entry, Began):
         return _event("start", {"ts": moment(entry.at)}, seq)
+    if isinstance(entry, EgressSeen):
+        return _event("egress_allowed" if entry.allowed else "egress_denied", entry.shown(), seq)
     if isinstance(entry, InputClosed):
         return _event("stdin_closed", {"reason": entry.reason}, seq)
     assert isinstance(entry, Ended)
@@ -94,6 +98,7 @@ def outcome(run: Run) -> dict[str, Any]:
         "finished_at": moment(run.finished_at),
         "log_bytes": run.log_bytes,
         "log_truncated": run.log_truncated,
+        "artifact_bytes": run.artifact_bytes,
     }
     if usage is not None:
         found["wall_time_sec"] = usage.wall_seconds

@@ -17,14 +17,13 @@ from starlette.responses import Response
 
 from tidebox.api.answers import each, example
 from tidebox.api.common import CallerDep, ErrorEnvelope, ServicesDep, errors
-from tidebox.api.documents import check_values
 from tidebox.api.interpreter.downloads import DOWNLOADED, Download, RangeHeader, answer_with
 from tidebox.api.interpreter.multipart import FormUpload
 from tidebox.api.interpreter.requests import InlineFile
 from tidebox.api.interpreter.sources import GitRequest
 from tidebox.broker.planning import inline_files
 from tidebox.broker.uploads import Upload, Uploaded
-from tidebox.broker.workspaces import KeptFile
+from tidebox.broker.workspacestore import KeptFile
 from tidebox.errors import InvalidRequest, PayloadTooLarge
 from tidebox.files.kinds import HEAD_BYTES, content_type
 from tidebox.files.names import MAX_PATH_BYTES, split_name
@@ -32,6 +31,7 @@ from tidebox.files.staging import ArchiveKind
 from tidebox.files.trees import MAX_DEPTH
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.moments import iso_time
+from tidebox.protocols.documents import check_values
 
 router = APIRouter(tags=["files"])
 
@@ -218,10 +218,10 @@ async def upload_files(
     `.git`, `.hg` and `.svn`.
     """
     sessions, uploads = services.broker.sessions, services.files.uploads
-    await sessions.get(caller, session_id)
+    await sessions.here(caller, session_id)
 
     async def exists() -> object:
-        return await sessions.get(caller, session_id)
+        return await sessions.here(caller, session_id)
 
     content_type = request.headers.get("content-type", "")
     kind = content_type.partition(";")[0].strip().lower()
@@ -309,8 +309,8 @@ async def list_files(
     request: Request, session_id: SessionId, services: ServicesDep, caller: CallerDep
 ) -> WorkspaceAnswer:
     """The files of the workspace as they were after the last run that ended, or the last upload."""
-    await services.broker.sessions.get(caller, session_id)
-    found = await services.files.workspaces.listing(session_id, MAX_LISTED + 1)
+    await services.broker.sessions.here(caller, session_id)
+    found = await services.files.workspaces.store.listing(session_id, MAX_LISTED + 1)
     base = f"{request.url.path}/"
     return WorkspaceAnswer(
         session_id=session_id,
@@ -336,12 +336,12 @@ async def download_file(
     range: RangeHeader = None,
 ) -> Response:
     """A file of the workspace, or one range of its bytes."""
-    await services.broker.sessions.get(caller, session_id)
+    await services.broker.sessions.here(caller, session_id)
     parts = split_name(path, MAX_DEPTH)
     if not parts:
         raise InvalidRequest("not the name of a file", field="path")
     services.files.read(caller, session_id=session_id)
-    descriptor = await services.files.workspaces.open(session_id, parts)
+    descriptor = await services.files.workspaces.store.open(session_id, parts)
     return answer_with(request, await asyncio.to_thread(_described, descriptor, session_id, "/".join(parts)))
 
 

@@ -39,7 +39,7 @@ _BODY = {
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The log.", "content": _BODY},
     206: {"description": "The part of the log that was asked for.", "content": _BODY},
-    **errors(404, 416),
+    **errors(404, 409, 410, 416),
 }
 
 

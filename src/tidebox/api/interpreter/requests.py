@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from tidebox.api.interpreter.sources import GitRequest
+from tidebox.api.egress import EgressRequest
+from tidebox.api.interpreter.sources import GitRequest, Number
+from tidebox.api.packages import PackagesRequest
 from tidebox.model.words import MAX_WORD_BYTES
 
 MAX_ARGUMENTS = 4096
@@ -25,16 +27,10 @@ VariableValue = Annotated[str, StringConstraints(max_length=65536, pattern=r"^[^
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+# What is behind a plus sign is for us to say.
+ImageName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^+]*$")]
 
 
-def _number(value: Any) -> Any:
-    """Refuse what only looks like a number: true is not 1, and "5" is not 5."""
-    if isinstance(value, (bool, str)):
-        raise ValueError("give a number")
-    return value
-
-
-Number = BeforeValidator(_number)
 Seconds = Annotated[float, Field(gt=0, le=31536000, allow_inf_nan=False), Number]
 # No box can be timed more finely.
 RunSeconds = Annotated[float, Field(ge=0.01, le=31536000, allow_inf_nan=False), Number]
@@ -63,6 +59,12 @@ class Resources(_Request):
     pids: Annotated[int, Field(ge=4, le=32768), Number] | None = None
 
 
+class RunResources(Resources):
+    """What a run may use; the workspace only of one that is in no session."""
+
+    workspace_mb: Annotated[int, Field(ge=1, le=1048576), Number] | None = None
+
+
 # What files.names takes, in the words of a schema; only the length of a name in bytes has none.
 _FILE_NAME = r"(?!\.{1,2}(?:/|$))[^/\\\u0000-\u001f\u007f]{1,255}"
 _FILE_PATH = rf"^(?![A-Za-z]:)(?:\./+)*{_FILE_NAME}(?:/+(?:\./+)*{_FILE_NAME}){{0,10}}(?:/+\.)*$"
@@ -82,7 +84,8 @@ class InlineFile(_Request):
 class _Terms(_Request):
     spec_version: Annotated[str, StringConstraints(max_length=32)]
     runtime: RuntimeName | None = None
-    base_image: Name | None = None
+    base_image: ImageName | None = None
+    packages: PackagesRequest | None = Field(None, description="What programs need besides (since 1.1).")
     env: Env = Field(default_factory=dict)
     labels: Labels = Field(default_factory=dict)
     timeout_sec: RunSeconds | None = Field(None, description="How long the program may run.")
@@ -90,6 +93,9 @@ class _Terms(_Request):
     cpu_limit: Cpus | None = Field(None, description="The same as `resources.cpu`.")
     memory_mb: Mebibytes | None = Field(None, description="The same as `resources.memory_mb`.")
     network_policy: Network | None = None
+    egress: EgressRequest | None = Field(
+        None, description="What programs may reach, with `network_policy` `allowlist` (since 1.1)."
+    )
     trust_level: Trust | None = Field(None, description="A profile of limits; it only narrows the policy.")
 
     @property
@@ -108,6 +114,28 @@ class _Terms(_Request):
         return self.resources.pids if self.resources else None
 
 
+_NOT_1_0 = {"properties": {"spec_version": {"not": {"const": "1.0"}}}}
+_PACKAGES_NEED_VERSION: dict[str, Any] = {
+    "if": {"required": ["packages"], "properties": {"packages": {"type": "object"}}},
+    "then": _NOT_1_0,
+}
+
+
+_EGRESS_NEEDS_VERSION: dict[str, Any] = {
+    "if": {"required": ["egress"], "properties": {"egress": {"type": "object"}}},
+    "then": {
+        "required": ["network_policy"],
+        "properties": {**_NOT_1_0["properties"], "network_policy": {"const": "allowlist"}},
+    },
+}
+
+
+_LANGUAGE_NEEDS_VERSION: dict[str, Any] = {
+    "if": {"required": ["language"], "properties": {"language": {"type": "string"}}},
+    "then": _NOT_1_0,
+}
+
+
 class SessionRequest(_Terms):
     """A session to be made."""
 
@@ -123,7 +151,8 @@ class SessionRequest(_Terms):
                     "network_policy": "deny_all",
                     "labels": {"project": "demo"},
                 }
-            ]
+            ],
+            "allOf": [_PACKAGES_NEED_VERSION, _EGRESS_NEEDS_VERSION],
         },
     )
 
@@ -146,8 +175,12 @@ _ONE_OF: dict[str, Any] = {
         {"required": ["session_id"], "properties": {"session_id": {"type": "string"}, "base_image": {"type": "null"}}},
         {"required": ["base_image"], "properties": {"base_image": {"type": "string"}, "session_id": {"type": "null"}}},
     ],
-    "if": {"required": ["interactive"], "properties": {"interactive": {"const": True}}},
-    "then": {"properties": {"spec_version": {"not": {"const": "1.0"}}}},
+    "allOf": [
+        {"if": {"required": ["interactive"], "properties": {"interactive": {"const": True}}}, "then": _NOT_1_0},
+        _PACKAGES_NEED_VERSION,
+        _EGRESS_NEEDS_VERSION,
+        _LANGUAGE_NEEDS_VERSION,
+    ],
 }
 
 
@@ -166,6 +199,12 @@ class RunRequest(_Terms):
             json_schema_extra={"prefixItems": [{"type": "string", "minLength": 1, "pattern": "^[^\\x00]+$"}]},
         ),
     ]
+    language: Annotated[str, StringConstraints(min_length=1, max_length=32)] | None = Field(
+        None,
+        description="The language of the file that the first word of `command` names; the others are its arguments "
+        "(since 1.1).",
+    )
+    resources: RunResources | None = None
     startup_timeout_sec: Seconds | None = Field(None, description="How long it may take until the program runs.")
     files: Annotated[list[InlineFile], Field(max_length=MAX_FILES)] = Field(default_factory=list)
     git: GitRequest | None = None
@@ -185,6 +224,8 @@ class RunRequest(_Terms):
     def _one_of(self) -> RunRequest:
         if (self.session_id is None) == (self.base_image is None):
             raise ValueError("give either session_id or base_image")
+        if self.session_id is not None and self.resources is not None and self.resources.workspace_mb is not None:
+            raise ValueError("the workspace of a session has its own size: leave resources.workspace_mb out")
         if not self.command[0]:
             raise ValueError("the first word of the command is empty")
         return self

@@ -12,7 +12,7 @@ from tidebox.api.interpreter.common import NO_DETAILS, Details
 from tidebox.model.limits import MIB
 from tidebox.model.moments import iso_time, moment
 from tidebox.model.principal import Caller, Principal
-from tidebox.model.result import Usage
+from tidebox.model.result import EgressUsage, Usage
 from tidebox.model.run import Phase, Reason, Run, RunFacts
 
 
@@ -25,6 +25,25 @@ class Limits(BaseModel):
     nofile: Quantity | None = None
     startup_timeout_sec: Quantity | None = None
     timeout_sec: Quantity | None = None
+
+
+class EgressAnswer(BaseModel):
+    """What the programs of a run had of the network."""
+
+    connections: int
+    denied: int = Field(description="Connections, and names that were not resolved.")
+    bytes_sent: int
+    bytes_received: int
+
+    @classmethod
+    def of(cls, usage: EgressUsage) -> Self:
+        """What was counted."""
+        return cls(
+            connections=usage.connections,
+            denied=usage.denied,
+            bytes_sent=usage.sent,
+            bytes_received=usage.received,
+        )
 
 
 class ResourceUsage(BaseModel):
@@ -40,6 +59,7 @@ class ResourceUsage(BaseModel):
     artifact_bytes: int | None = None
     files_left_out: dict[str, int] | None = Field(default=None, description="Files that were not kept, by the reason.")
     oom_kills: int | None = None
+    egress: EgressAnswer | None = Field(default=None, description="Null where programs reached no network.")
     limits: Limits
 
     @classmethod
@@ -60,6 +80,7 @@ class ResourceUsage(BaseModel):
             artifact_bytes=run.artifact_bytes,
             files_left_out=dict(run.left_out),
             oom_kills=None if usage is None else usage.oom_kills,
+            egress=None if usage is None or usage.egress is None else EgressAnswer.of(usage.egress),
             limits=limits,
         )
 

@@ -10,17 +10,22 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from tidebox.api.answers import each, example
 from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
+from tidebox.api.egress import asked_egress, audited_refusals, user_of
 from tidebox.api.interpreter import run_answers
 from tidebox.api.interpreter.common import Details
+from tidebox.api.interpreter.packages import allowed_packages
+from tidebox.api.interpreter.queries import Found, Label, Moment, Text, label_of, seconds_of
 from tidebox.api.interpreter.requests import RunRequest
 from tidebox.api.interpreter.run_answers import CancelAnswer, RunAnswer, RunList
 from tidebox.api.interpreter.signing import stream_url
+from tidebox.api.packages import check_packages
 from tidebox.api.services import Services
-from tidebox.broker.planning import RunOrder, inline_files
+from tidebox.broker.planning import RunOrder, inline_files, packages_of_session
 from tidebox.broker.stdin import StdinRules
 from tidebox.errors import Forbidden, InvalidRequest
 from tidebox.model import policy
 from tidebox.model.listing import RunQuery
+from tidebox.model.principal import Caller
 from tidebox.model.run import Phase
 from tidebox.model.source import GitSource
 
@@ -56,9 +61,13 @@ async def create_run(
     claim = claim_of("runs", caller, idempotency_key, body.model_dump(mode="json", exclude_unset=True))
     receipt = await services.broker.runs.answered(claim) if claim is not None else None
     if receipt is None:
-        order = _order(services, body)
-        session = await services.broker.sessions.get(caller, body.session_id) if body.session_id is not None else None
-        facts, work = services.planner.plan(order, session)
+        order = _order(services, caller, body)
+        session = await services.broker.sessions.here(caller, body.session_id) if body.session_id is not None else None
+        if session is not None:
+            # The policy may have been another one when the session was made.
+            check_packages(services, caller, packages_of_session(session))
+        with audited_refusals(services, caller):
+            facts, work = services.planner.plan(order, session, user_of(caller))
         receipt = await services.broker.runs.submit(caller, facts, work, claim)
     run = receipt.run
     if run.phase is Phase.QUEUED:
@@ -71,7 +80,7 @@ async def create_run(
     )
 
 
-def _order(services: Services, body: RunRequest) -> RunOrder:
+def _order(services: Services, caller: Caller, body: RunRequest) -> RunOrder:
     return RunOrder(
         spec_version=body.spec_version,
         command=body.command,
@@ -79,6 +88,7 @@ def _order(services: Services, body: RunRequest) -> RunOrder:
             cpu=body.cpu,
             memory_mb=body.memory,
             pids=body.pids,
+            workspace_mb=body.resources.workspace_mb if body.resources is not None else None,
             timeout_sec=body.timeout_sec,
             startup_timeout_sec=body.startup_timeout_sec,
             network_policy=body.network_policy,
@@ -92,7 +102,19 @@ def _order(services: Services, body: RunRequest) -> RunOrder:
         capture_patterns=tuple(body.capture_patterns),
         git=_repository(services, body),
         interactive=_stdin_rules(services, body),
+        packages=allowed_packages(services, caller, body),
+        egress=asked_egress(body),
+        language=_language(body),
     )
+
+
+def _language(body: RunRequest) -> str:
+    if body.language is None:
+        return ""
+    if body.spec_version < policy.LANGUAGE_SINCE:
+        since = policy.LANGUAGE_SINCE
+        raise InvalidRequest(f"language needs spec_version {since}", field="language", since=since)
+    return body.language
 
 
 def _repository(services: Services, body: RunRequest) -> GitSource | None:
@@ -158,14 +180,26 @@ async def list_runs(
     caller: CallerDep,
     session_id: Annotated[str | None, Query(max_length=128)] = None,
     phase: Annotated[Phase | None, Query()] = None,
+    runtime: Text = None,
+    base_image: Text = None,
+    q: Found = None,
+    label: Label = None,
+    started_at_from: Moment = None,
+    started_at_to: Moment = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> RunList:
-    """The caller's runs, newest first."""
+    """The caller's runs that match every filter, newest first. Times include their ends."""
     query = RunQuery(
         user=caller.principal.user,
         session_id=session_id,
         phase=phase,
+        runtime=runtime,
+        base_image=base_image,
+        text=q,
+        label=label_of(label),
+        started_from=seconds_of(started_at_from),
+        started_to=seconds_of(started_at_to),
         limit=limit,
         offset=offset,
     )

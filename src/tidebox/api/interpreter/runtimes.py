@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Self
 
 from fastapi import APIRouter
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tidebox.api.answers import Quantity, example
 from tidebox.api.common import CallerDep, ServicesDep, errors
 from tidebox.api.services import Services
-from tidebox.model.policy import TRUST_PROFILES
-from tidebox.model.runtimes import Finding, Guarantee, RuntimeInfo
+from tidebox.model.policy import ALLOWLIST, DENY_ALL, TRUST_PROFILES
+from tidebox.model.runtimes import Finding, Guarantee, OfferedLanguage, RuntimeInfo
 
 router = APIRouter(tags=["discovery"])
 
@@ -39,14 +39,37 @@ class IsolationAnswer(BaseModel):
     facts: dict[str, str]
 
     @classmethod
-    def of(cls, info: RuntimeInfo) -> Self:
+    def of(cls, info: RuntimeInfo, network_policies: list[str]) -> Self:
         """The isolation of one runtime."""
         return cls(
             boundary_class=info.boundary,
             untrusted_eligible=info.untrusted_eligible,
-            network_policies=["deny_all"],
+            network_policies=network_policies,
             guarantees=[GuaranteeAnswer.of(finding) for finding in info.findings],
             facts=dict(info.facts),
+        )
+
+
+class LanguageAnswer(BaseModel):
+    """One language of a runtime."""
+
+    name: str
+    aliases: list[str]
+    version: str | None = Field(description="Null where it is not known, or not yet.")
+    image: str = Field(description="Of programs whose caller names none.")
+    start: str = Field(description="How its programs start: forked, parked or cold.")
+    compiled: bool = Field(description="Whether a compiler runs before the program.")
+
+    @classmethod
+    def of(cls, offered: OfferedLanguage) -> Self:
+        """One language."""
+        return cls(
+            name=offered.name,
+            aliases=list(offered.aliases),
+            version=offered.version,
+            image=offered.image,
+            start=offered.start,
+            compiled=offered.compiled,
         )
 
 
@@ -57,6 +80,7 @@ class RuntimeAnswer(BaseModel):
     available: bool
     version: str | None
     default_images: list[str]
+    languages: list[LanguageAnswer]
     max_cpu: Quantity
     max_mem_mb: int
     max_upload_mb: int
@@ -75,19 +99,22 @@ class RuntimeAnswer(BaseModel):
     boundary_class: str
     untrusted_eligible: bool
     isolation: IsolationAnswer
+    reason: str | None
     notes: str | None
 
     @classmethod
-    def of(cls, info: RuntimeInfo, services: Services) -> Self:
+    async def of(cls, info: RuntimeInfo, services: Services) -> Self:
         """One runtime on this server."""
         policy, settings = services.policy, services.settings
         capacity = services.broker.capacity
+        egress = info.available and info.features.egress and services.planner.egress.offered
         off = "execution is turned off on this server" if info.available and not policy.enable_execution else None
         return cls(
             name=info.name,
             available=info.available and policy.enable_execution,
             version=info.version,
             default_images=list(info.default_images),
+            languages=[LanguageAnswer.of(item) for item in await services.offered(info.name)] if info.available else [],
             max_cpu=policy.max_cpu,
             max_mem_mb=policy.max_mem_mb,
             max_upload_mb=policy.max_upload_mb,
@@ -101,11 +128,12 @@ class RuntimeAnswer(BaseModel):
             artifact_ttl_hours=policy.artifact_ttl_hours,
             supported_spec_versions=list(policy.supported_spec_versions),
             interactive_supported=info.available,
-            egress_allowlist_supported=info.features.egress,
+            egress_allowlist_supported=egress,
             store_mode=services.broker.store_mode,
             boundary_class=info.boundary,
             untrusted_eligible=info.untrusted_eligible,
-            isolation=IsolationAnswer.of(info),
+            isolation=IsolationAnswer.of(info, [DENY_ALL, ALLOWLIST] if egress else [DENY_ALL]),
+            reason=info.reason,
             notes=info.reason or off,
         )
 
@@ -119,10 +147,11 @@ class RuntimesAnswer(BaseModel):
     policy_hash: str
     supported_spec_versions: list[str]
     trust_levels: list[str]
+    languages: list[str] = Field(description="Those that the default runtime has an interpreter for.")
     runtimes: list[RuntimeAnswer]
 
     @classmethod
-    def of(cls, services: Services) -> Self:
+    async def of(cls, services: Services) -> Self:
         """What a server with these services can do."""
         policy = services.policy
         return cls(
@@ -132,7 +161,8 @@ class RuntimesAnswer(BaseModel):
             policy_hash=services.planner.hash,
             supported_spec_versions=list(policy.supported_spec_versions),
             trust_levels=list(TRUST_PROFILES),
-            runtimes=[RuntimeAnswer.of(info, services) for info in services.runtimes.infos],
+            languages=sorted(services.languages),
+            runtimes=[await RuntimeAnswer.of(info, services) for info in services.runtimes.infos],
         )
 
 
@@ -152,12 +182,18 @@ _EXAMPLE = RuntimesAnswer(
     policy_hash="e1ca8ed3c75e76cbbd0a78e3b1a1e2f1c7c8b6d1b0cf9d55cdd47f2f3c3d1a7e",
     supported_spec_versions=["1.0", "1.1"],
     trust_levels=list(TRUST_PROFILES),
+    languages=["javascript", "python", "shell"],
     runtimes=[
         RuntimeAnswer(
             name=_NATIVE.name,
             available=True,
             version=_NATIVE.version,
             default_images=list(_NATIVE.default_images),
+            languages=[
+                LanguageAnswer(
+                    name="python", aliases=["py"], version="3.11.2", image="host", start="forked", compiled=False
+                )
+            ],
             max_cpu=4,
             max_mem_mb=8192,
             max_upload_mb=64,
@@ -175,7 +211,8 @@ _EXAMPLE = RuntimesAnswer(
             store_mode="sqlite",
             boundary_class=_NATIVE.boundary,
             untrusted_eligible=True,
-            isolation=IsolationAnswer.of(_NATIVE),
+            isolation=IsolationAnswer.of(_NATIVE, [DENY_ALL]),
+            reason=None,
             notes=None,
         )
     ],
@@ -185,4 +222,4 @@ _EXAMPLE = RuntimesAnswer(
 @router.get("/runtimes", responses={200: example(_EXAMPLE), **errors()}, summary="What this server can do")
 async def list_runtimes(services: ServicesDep, _caller: CallerDep) -> RuntimesAnswer:
     """Which runtimes there are, with what they enforce on this machine, and what runs may ask for."""
-    return RuntimesAnswer.of(services)
+    return await RuntimesAnswer.of(services)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel
 
 from tidebox.api.answers import Page, Quantity, each, example
 from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
+from tidebox.api.egress import asked_egress, audited_refusals, user_of
 from tidebox.api.interpreter.common import NO_DETAILS, Details
+from tidebox.api.interpreter.packages import allowed_packages
 from tidebox.api.interpreter.requests import SessionRequest
 from tidebox.api.services import Services
+from tidebox.broker.planning import patient, require_layers
 from tidebox.model.ids import new_id
+from tidebox.model.images import HOST
 from tidebox.model.moments import iso_time
-from tidebox.model.policy import Request, check_spec_version, terms_of
+from tidebox.model.policy import Request, boundary_for, check_spec_version, terms_of
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.session import Session, SessionState
 from tidebox.model.words import check_words
@@ -23,7 +27,8 @@ from tidebox.model.words import check_words
 router = APIRouter(tags=["sessions"], route_class=DocumentRoute)
 
 SessionId = Annotated[str, Path(min_length=1, max_length=128, description="The session.")]
-DEFAULT_IMAGE = "host"
+# Where a session names no image, each of its runs gets that of its own program; this is the one that is shown.
+_LANGUAGE = "python"
 
 
 class SessionAnswer(BaseModel):
@@ -46,6 +51,8 @@ class SessionAnswer(BaseModel):
     timeout_sec: Quantity | None
     resources: dict[str, Quantity]
     labels: dict[str, str]
+    packages: dict[str, list[str]]
+    egress: dict[str, Any] | None
     details: Details
 
     @classmethod
@@ -69,6 +76,8 @@ class SessionAnswer(BaseModel):
             timeout_sec=session.timeout_sec,
             resources=dict(session.resources),
             labels=dict(session.labels),
+            packages=session.policy.get("packages", {}),
+            egress=session.policy.get("egress"),
             details=details,
         )
 
@@ -110,7 +119,7 @@ _EXAMPLE = SessionAnswer.of(
 @router.post(
     "/sessions",
     response_model_exclude_unset=True,
-    responses={200: example(_EXAMPLE), **errors(404, 409, 422)},
+    responses={200: example(_EXAMPLE), **errors(403, 404, 409, 422)},
     summary="Make a session",
 )
 async def create_session(
@@ -126,9 +135,6 @@ async def create_session(
 
 def _new_session(services: Services, caller: Caller, body: SessionRequest) -> Session:
     policy = services.policy
-    runtime = services.runtimes.named(body.runtime or policy.default_runtime)
-    base_image = body.base_image or DEFAULT_IMAGE
-    image = services.runtimes.resolve(runtime.name, base_image)
     asked = Request(
         cpu=body.cpu,
         memory_mb=body.memory,
@@ -138,7 +144,18 @@ def _new_session(services: Services, caller: Caller, body: SessionRequest) -> Se
         network_policy=body.network_policy,
         trust_level=body.trust_level,
     )
-    terms = terms_of(policy, asked)
+    packages = allowed_packages(services, caller, body)
+    terms = terms_of(policy, patient(asked, packages, policy))
+    boundary = boundary_for(policy, terms.trust_level)
+    runtime = services.runtimes.choose(body.runtime, policy.default_runtime, boundary)
+    base_image = body.base_image or HOST
+    image = services.runtimes.resolve(runtime.name, base_image, _LANGUAGE)
+    ask = asked_egress(body)
+    # Refused now rather than with its first run.
+    with audited_refusals(services, caller):
+        require_layers(runtime, packages)
+        way_out = services.planner.way_out(runtime, terms.network_policy, [ask], user_of(caller))
+    server = services.planner.egress.server if way_out is not None else None
     now = time.time()
     shown = terms.shown()
     return Session(
@@ -147,9 +164,16 @@ def _new_session(services: Services, caller: Caller, body: SessionRequest) -> Se
         runtime=runtime.name,
         runtime_version=runtime.version,
         base_image=base_image,
-        image_digest=image.digest,
+        image_digest=image.digest or None,
         spec_version=body.spec_version,
-        policy={**shown, "network_policy": terms.network_policy, "trust_level": terms.trust_level},
+        policy={
+            **shown,
+            "network_policy": terms.network_policy,
+            "trust_level": terms.trust_level,
+            **({"packages": packages.shown()} if packages else {}),
+            **({"egress": ask.shown()} if ask is not None else {}),
+            **({"egress_server": server.shown()} if server is not None else {}),
+        },
         policy_hash=services.planner.hash,
         created_at=now,
         expires_at=now + min(body.ttl_sec or policy.session_ttl_sec, policy.session_ttl_sec),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tidebox.broker.git import MAX_DEPTH, MAX_PATCH_BYTES
 from tidebox.model.source import GitSource
@@ -12,6 +12,16 @@ from tidebox.model.source import GitSource
 _PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 _URL = rf"^(?:https?|git)://[A-Za-z0-9.-]+(?::(?:{_PORT}))?/+[!-\"$-.0->@-~][!-~]*$"
 _REF = r"^(?!.*(?:\.\.|//))[A-Za-z0-9][A-Za-z0-9._/@+-]{0,254}$"
+
+
+def _number(value: Any) -> Any:
+    """Refuse what only looks like a number: true is not 1, and "5" is not 5."""
+    if isinstance(value, (bool, str)):
+        raise ValueError("give a number")
+    return value
+
+
+Number = BeforeValidator(_number)
 
 
 class GitRequest(BaseModel):
@@ -34,7 +44,7 @@ class GitRequest(BaseModel):
     ref: Annotated[str, Field(max_length=255, json_schema_extra={"pattern": _REF})] | None = Field(
         None, description="A branch, a tag or a whole commit id; by default the repository's HEAD."
     )
-    depth: Annotated[int, Field(ge=1, le=MAX_DEPTH, strict=True, description="How many commits are fetched.")] = 1
+    depth: Annotated[int, Field(ge=1, le=MAX_DEPTH, description="How many commits are fetched."), Number] = 1
     patch: Annotated[
         str | None, Field(max_length=MAX_PATCH_BYTES, description="A unified diff, applied to what was fetched.")
     ] = None

@@ -107,7 +107,7 @@ class StreamSurface:
                 principal = Principal(run.user)
         if principal is None:
             principal = self._services.authenticator.authenticate(scope["headers"])
-        context.caller = Caller(principal, context.address, context.request_id, SURFACE, context.source)
+        context.caller = context.caller_as(principal, SURFACE)
         return context.caller
 
 

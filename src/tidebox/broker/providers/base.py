@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tidebox.broker.sandboxes import LiveSandbox
 from tidebox.errors import RuntimeUnavailable
+from tidebox.model.events import EgressSeen, Preparing
+from tidebox.model.outward import BoxEgress
+from tidebox.model.packages import NO_PACKAGES, Packages
 from tidebox.model.providers import AUTO
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a sandbox has besides what all have."""
+
+    packages: Packages = NO_PACKAGES
+    egress: BoxEgress | None = None
+    tell: Callable[[Preparing], None] = lambda _: None
+    """Hears what is done for the packages."""
+    tell_egress: Callable[[EgressSeen], None] = lambda _: None
+    """Hears of the connections that its programs make and are denied."""
+    user: str = ""
+    """Who asks for them."""
+
+    def __bool__(self) -> bool:
+        return bool(self.packages) or self.egress is not None
+
+
+NO_EXTRAS = Extras()
 
 
 class Provider(abc.ABC):
@@ -41,8 +65,8 @@ class Provider(abc.ABC):
         """A sandbox that is ready for any binding, if there is one."""
 
     @abc.abstractmethod
-    async def create(self, binding_id: str, like: LiveSandbox | None = None) -> LiveSandbox:
-        """The sandbox of a binding: the one it has here, or a new one; with ``like``, that one, shared.
+    async def create(self, binding_id: str, like: LiveSandbox | None = None, extras: Extras = NO_EXTRAS) -> LiveSandbox:
+        """The sandbox of a binding: the one it has here, or a new one with ``extras``; with ``like``, that one, shared.
 
         Raises ``RuntimeUnavailable``, ``ProvisionFailed`` or ``ProviderUnavailable`` where it can make none.
         """

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
-from tidebox.broker.providers.base import Provider
+from tidebox.broker.providers.base import NO_EXTRAS, Extras, Provider
 from tidebox.broker.sandboxes import LiveSandbox, Sandbox
 from tidebox.broker.stock import FreshBox, Stock
 from tidebox.errors import RuntimeUnavailable
+from tidebox.machine import processors
 from tidebox.model.providers import LOCAL
 
-_MOST_OPENING = 2 * len(os.sched_getaffinity(0))
+_MOST_OPENING = 2 * processors()
 
 
 class LocalProvider(Provider):
@@ -43,12 +42,14 @@ class LocalProvider(Provider):
         fresh = self._stock.take() if self._enabled else None
         return _sandbox(fresh) if fresh is not None else None
 
-    async def create(self, binding_id: str, like: LiveSandbox | None = None) -> LiveSandbox:
+    async def create(self, binding_id: str, like: LiveSandbox | None = None, extras: Extras = NO_EXTRAS) -> LiveSandbox:
         """One that was made beforehand, or a new one."""
         if not self._enabled:
             raise RuntimeUnavailable("execution is turned off on this server")
         if isinstance(like, Sandbox) and not like.gone:
             return like.sibling()
+        if extras:
+            return _sandbox(await self._stock.open(extras))
         return self.take() or _sandbox(await self._stock.open())
 
     async def resume(self, binding_id: str) -> LiveSandbox | None:

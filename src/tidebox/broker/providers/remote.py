@@ -7,32 +7,44 @@ once, a sandbox is found again after a restart of this server, and can be releas
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
 import re
 import time
 from collections.abc import Coroutine
-from typing import Annotated, Any
-
-import msgspec
+from typing import Any, Final
 
 from tidebox.broker.failures import internal_error
-from tidebox.broker.providers.base import Provider
-from tidebox.broker.providers.peer import Peer, Refused, Unreached
+from tidebox.broker.providers.base import NO_EXTRAS, Extras, Provider
+from tidebox.broker.providers.peer import ANSWER_SECONDS, Peer, Unreached
 from tidebox.broker.providers.remote_sandbox import RemoteSandbox
 from tidebox.broker.sandboxes import LiveSandbox, Pass
-from tidebox.errors import BoxGone, CapabilityDenied, InvalidRequest, ProviderUnavailable, TideboxError
+from tidebox.errors import (
+    BoxGone,
+    CapabilityDenied,
+    Expired,
+    InvalidRequest,
+    NotFound,
+    ProviderUnavailable,
+    SandboxStarting,
+    ServerProtocolError,
+    TideboxError,
+)
+from tidebox.model.packages import PACKAGE_ERRORS, Packages
 from tidebox.model.principal import Actor
 from tidebox.model.providers import DIRECT, LOCAL, RemoteServer
 from tidebox.model.sandbox import Capability, named
+from tidebox.protocols import access
+from tidebox.protocols.codec import decode
+from tidebox.sdk.sandboxes.grants import Grant, from_session
+from tidebox.sdk.sandboxes.sources import PACKAGES_SECONDS, STARTING_SECONDS
 
 _log = logging.getLogger(__name__)
 
-_SESSIONS = "/v1/sandbox/sessions"
-_SCOPE_TYPE = "workspace"
+_SCOPE_TYPE: Final = "workspace"
+# What that server answers where it has the sandbox no more.
+_LOST = (NotFound, Expired)
 _SANDBOX_ID = re.compile(r"sb-[a-z0-9]{1,40}", re.ASCII)
 _CREATE_SECONDS = 45.0
-_LONGEST_CREATE_SECONDS = 120.0
 _STARTING_SECONDS = 1.0
 # A pass is replaced while it still has so much of its time.
 _RENEWED_BEFORE = 0.25
@@ -42,25 +54,6 @@ _RELEASE_RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 60.0
 # By then the idle time and the lease of what nobody touches are over there, unless they were made longer.
 _RELEASE_SECONDS = 3600.0
-
-
-class _Place(msgspec.Struct):
-    id: str
-    http_base_url: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s]+$", max_length=2048)]
-
-
-class _Credentials(msgspec.Struct):
-    access_token: Annotated[str, msgspec.Meta(min_length=1, max_length=8192)]
-    expires_at: datetime.datetime
-    granted_capabilities: list[str]
-
-
-class _Session(msgspec.Struct):
-    """What is needed of the other server's answer."""
-
-    session_id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
-    sandbox: _Place
-    credentials: _Credentials
 
 
 class RemoteProvider(Provider):
@@ -94,14 +87,19 @@ class RemoteProvider(Provider):
         """What is ready is ready there."""
         return None
 
-    async def create(self, binding_id: str, like: LiveSandbox | None = None) -> LiveSandbox:
+    async def create(self, binding_id: str, like: LiveSandbox | None = None, extras: Extras = NO_EXTRAS) -> LiveSandbox:
         """The sandbox there, made if there is none."""
+        if extras.egress is not None:
+            raise ProviderUnavailable(f"the provider {self.name} is not asked for egress: name `local`")
         await self._keep(binding_id)
         try:
-            async with asyncio.timeout(_LONGEST_CREATE_SECONDS):
-                session = await self._made(binding_id, like)
+            async with asyncio.timeout(PACKAGES_SECONDS if extras.packages else STARTING_SECONDS):
+                grant = await self._made(binding_id, like, extras.packages)
         except Unreached:
             raise
+        except PACKAGE_ERRORS as error:
+            self._asked.add(binding_id)
+            raise type(error)(error.message, field="packages", provider=self.name) from None
         except ProviderUnavailable:
             self._asked.add(binding_id)
             raise
@@ -109,80 +107,82 @@ class RemoteProvider(Provider):
             self._asked.add(binding_id)
             raise ProviderUnavailable(f"the provider {self.name} takes too long", provider=self.name) from None
         self._asked.add(binding_id)
-        return self._sandbox(binding_id, session)
+        return self._sandbox(binding_id, grant)
 
-    async def _made(self, binding_id: str, like: LiveSandbox | None) -> _Session:
-        hint = {"sandbox_hint": like.id} if like is not None else {}
+    async def _made(self, binding_id: str, like: LiveSandbox | None, packages: Packages) -> Grant:
         while True:
             try:
-                return await self._negotiate(binding_id, "ensure", seconds=_CREATE_SECONDS, **hint)
-            except Refused as error:
-                if error.status != 423:
-                    raise self._refusal(error) from None
-            self._asked.add(binding_id)
+                return await self._negotiate(
+                    binding_id,
+                    "ensure",
+                    meant=(SandboxStarting, *PACKAGE_ERRORS),
+                    seconds=_CREATE_SECONDS,
+                    sandbox_hint=None if like is None else like.id,
+                    packages=access.Packages(**packages.shown()) if packages else None,
+                )
+            except SandboxStarting:
+                self._asked.add(binding_id)
             await asyncio.sleep(_STARTING_SECONDS)
 
     async def resume(self, binding_id: str) -> LiveSandbox | None:
         """The sandbox there, if it is there."""
         self._asked.add(binding_id)
         try:
-            session = await self._negotiate(binding_id, "attach_only")
-        except Refused as error:
-            if error.status in (404, 410):
-                return None
-            raise self._refusal(error) from None
-        return self._sandbox(binding_id, session)
+            return self._sandbox(binding_id, await self._negotiate(binding_id, "attach_only", meant=_LOST))
+        except _LOST:
+            return None
 
     async def admit(
         self, sandbox: RemoteSandbox, actor: Actor, capabilities: frozenset[Capability] | None = None
     ) -> Pass:
         """A pass for a sandbox; raises ``BoxGone`` where it is not the one that is there, and tells it so."""
-        wanted: dict[str, Any] = {"actor": {"type": actor}}
-        if capabilities is not None:
-            wanted["requested_capabilities"] = named(capabilities)
         try:
-            session = await self._negotiate(sandbox.binding_id, "attach_only", **wanted)
-        except Refused as error:
-            if error.code == "CAPABILITY_DENIED":
-                raise CapabilityDenied(error.message) from None
-            if error.status not in (404, 410):
-                raise self._refusal(error) from None
-            sandbox.lose()
-            raise BoxGone("the sandbox is gone", sandbox_id=sandbox.id) from None
-        if session.sandbox.id != sandbox.id:
+            found = await self._negotiate(
+                sandbox.binding_id,
+                "attach_only",
+                meant=(CapabilityDenied, *_LOST),
+                actor=access.Actor(actor),
+                requested_capabilities=None if capabilities is None else named(capabilities),
+            )
+        except CapabilityDenied as error:
+            raise CapabilityDenied(error.message) from None
+        except _LOST:
+            found = None
+        if found is None or found.sandbox_id != sandbox.id:
             sandbox.lose()
             raise BoxGone("the sandbox is gone", sandbox_id=sandbox.id)
-        found = session.credentials
-        now, expires_at = time.time(), found.expires_at.timestamp()
-        before = min(_LONGEST_BEFORE_SECONDS, (expires_at - now) * _RENEWED_BEFORE)
+        now = time.time()
+        before = min(_LONGEST_BEFORE_SECONDS, (found.expires_at - now) * _RENEWED_BEFORE)
         return Pass(
-            token=found.access_token,
-            expires_at=expires_at,
+            token=found.token,
+            expires_at=found.expires_at,
             # The two clocks may differ by more than the pass is good for.
-            renew_at=max(now + _SHORTEST_SECONDS, expires_at - before),
-            capabilities=frozenset(held for held in Capability if held.value in found.granted_capabilities),
+            renew_at=max(now + _SHORTEST_SECONDS, found.expires_at - before),
+            capabilities=frozenset(held for held in Capability if held.value in (found.capabilities or ())),
         )
 
-    async def _negotiate(self, binding_id: str, mode: str, *, seconds: float = 15.0, **more: Any) -> _Session:
+    async def _negotiate(
+        self,
+        binding_id: str,
+        mode: access.Mode,
+        *,
+        meant: tuple[type[TideboxError], ...],
+        seconds: float = ANSWER_SECONDS,
+        **more: Any,
+    ) -> Grant:
         # Only of that server itself: two servers that are providers of each other would ask each other for ever.
-        asked = {"scope": {"type": _SCOPE_TYPE, "id": binding_id}, "mode": mode, "provider_preference": LOCAL, **more}
-        answer = await self.peer.ask("POST", _SESSIONS, asked, seconds=seconds)
-        try:
-            session = msgspec.convert(answer, _Session)
-        except msgspec.ValidationError:
-            session = None
-        if session is None or not _SANDBOX_ID.fullmatch(session.sandbox.id):
-            raise ProviderUnavailable(f"the provider {self.name} does not speak this protocol", provider=self.name)
-        return session
+        scope = access.Scope(_SCOPE_TYPE, binding_id)
+        asked = access.SessionRequest(scope=scope, mode=mode, provider_preference=LOCAL, **more)
+        body = await self.peer.ask("POST", access.SESSIONS, asked, seconds=seconds, meant=meant)
+        with self.peer.reaching():
+            grant = from_session(body)
+            if grant.session_id is None or not _SANDBOX_ID.fullmatch(grant.sandbox_id):
+                raise ServerProtocolError("an answer that names no session or sandbox")
+        return grant
 
-    def _sandbox(self, binding_id: str, session: _Session) -> RemoteSandbox:
-        base_url = session.sandbox.http_base_url.removesuffix("/v1") if self.direct else None
-        return RemoteSandbox(session.sandbox.id, binding_id, self, session.session_id, base_url)
-
-    def _refusal(self, error: Refused) -> ProviderUnavailable:
-        return ProviderUnavailable(
-            f"the provider {self.name} refuses: {error.code or error.status}", provider=self.name
-        )
+    def _sandbox(self, binding_id: str, grant: Grant) -> RemoteSandbox:
+        base_url = grant.http_url.removesuffix("/v1") if self.direct else None
+        return RemoteSandbox(grant.sandbox_id, binding_id, self, grant.session_id or "", base_url)
 
     # What goes on beside requests
 
@@ -192,23 +192,20 @@ class RemoteProvider(Provider):
 
     async def idle_seconds(self, sandbox: RemoteSandbox) -> float | None:
         """How long nobody has used a sandbox."""
-        shown = await self._of_session(sandbox, "GET", "")
-        found = shown.get("binding")
-        seconds = found.get("idle_seconds") if isinstance(found, dict) else None
-        return max(0.0, float(seconds)) if isinstance(seconds, (int, float)) else None
+        body = await self._of_session(sandbox, "GET", "")
+        seconds = None if body is None else decode(access.BindingAnswer, body).binding.idle_seconds
+        return None if seconds is None else max(0.0, seconds)
 
     async def revoke(self, sandbox: RemoteSandbox) -> None:
         """Let every token that was handed out for a sandbox be dead."""
         await self._of_session(sandbox, "POST", "/revoke")
 
-    async def _of_session(self, sandbox: RemoteSandbox, method: str, what: str) -> dict[str, Any]:
+    async def _of_session(self, sandbox: RemoteSandbox, method: str, what: str) -> bytes | None:
         try:
-            return await self.peer.ask(method, f"{_SESSIONS}/{sandbox.session_id}{what}")
-        except Refused as error:
-            if error.status in (404, 410):
-                sandbox.lose()
-                return {}
-            raise self._refusal(error) from None
+            return await self.peer.ask(method, access.session_path(sandbox.session_id, what), meant=_LOST)
+        except _LOST:
+            sandbox.lose()
+            return None
 
     def soon(self, errand: Coroutine[Any, Any, None]) -> None:
         """Do something that nobody waits for."""
@@ -239,10 +236,7 @@ class RemoteProvider(Provider):
         return None
 
     async def _released(self, binding_id: str) -> None:
-        try:
-            await self.peer.ask("DELETE", f"/v1/sandbox/scopes/{_SCOPE_TYPE}/{binding_id}")
-        except Refused as error:
-            raise self._refusal(error) from None
+        await self.peer.ask("DELETE", f"{access.SCOPES}/{_SCOPE_TYPE}/{binding_id}", meant=())
 
     async def _release_later(self, binding_id: str) -> None:
         pause, until = _RELEASE_RETRY_SECONDS, time.monotonic() + _RELEASE_SECONDS

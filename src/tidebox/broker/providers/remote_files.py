@@ -2,202 +2,149 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
-from urllib.parse import urlencode
+from http import HTTPStatus
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from tidebox.broker.providers.remote_errors import PeerError, failure
 from tidebox.broker.sandbox_files import SandboxFiles, Stored
-from tidebox.errors import ProviderUnavailable
+from tidebox.errors import ServerProtocolError, TideboxError
 from tidebox.model.box import FileInfo
 from tidebox.model.limits import MIB
+from tidebox.protocols.dataplane import routes
+from tidebox.protocols.dataplane.routes import PartRequest, PathRequest, UploadAnswer, UploadRequest
+from tidebox.sdk.sandboxes.plane import Plane
 
 if TYPE_CHECKING:
     import httpx2
 
     from tidebox.broker.providers.remote_sandbox import RemoteSandbox
+    from tidebox.sdk.sandboxes.grants import Grant
 
 _SILENCE_SECONDS = 60.0
 # A directory of a hundred thousand entries.
 _MAX_ANSWER_BYTES = 32 * MIB
-_FILES = "/v1/files"
-_TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d{1,18})", re.ASCII)
-_T = TypeVar("_T")
-
-
-class _File(msgspec.Struct):
-    path: str
-    type: Literal["file", "directory", "symlink", "other"]
-    size: Annotated[int, msgspec.Meta(ge=0)]
-    mode: Annotated[str, msgspec.Meta(pattern="^[0-7]{4}$")]
-    modified_at: datetime.datetime | None = None
-
-    def info(self) -> FileInfo:
-        """The file, as this server knows files."""
-        return FileInfo(
-            path=self.path,
-            kind="dir" if self.type == "directory" else self.type,
-            size=self.size,
-            mode=int(self.mode, 8),
-            modified=None if self.modified_at is None else self.modified_at.timestamp(),
-        )
-
-
-class _Listing(msgspec.Struct):
-    path: str
-    entries: list[_File]
-
-
-class _Path(msgspec.Struct):
-    path: str
-
-
-class _Move(msgspec.Struct):
-    source: str
-    target: str
-
-
-class _Failure(msgspec.Struct):
-    error: PeerError
+_TOTAL = re.compile(r"bytes \d+-\d+/(\d{1,18})", re.ASCII)
 
 
 class RemoteFiles(SandboxFiles):
     """Each operation is a request."""
 
-    def __init__(self, sandbox: RemoteSandbox, request_id: str | None) -> None:
+    def __init__(self, sandbox: RemoteSandbox, headers: Mapping[str, str]) -> None:
         self._sandbox = sandbox
-        # So that the logs of both servers speak of the same request.
-        self._headers = {"x-request-id": request_id} if request_id is not None else {}
+        self._headers = headers
+        self._plane = Plane(
+            sandbox.http, sandbox.do, headers=headers, seconds=_SILENCE_SECONDS, limit=_MAX_ANSWER_BYTES
+        )
 
     async def stat(self, path: str) -> FileInfo:
         """What is at ``path``."""
-        return (await self._ask("GET", "stat", _File, path=path)).info()
+        return _info(await self._plane.ask(routes.STAT, PathRequest(path)))
 
     async def list(self, path: str) -> tuple[str, list[FileInfo]]:
         """A directory, and its entries."""
-        found = await self._ask("GET", "list", _Listing, path=path)
-        return found.path, [entry.info() for entry in found.entries]
+        asked = routes.ListRequest(path)
+        found = await self._plane.ask(routes.LIST, asked)
+        return found.path, [_info(entry) for entry in found.entries]
 
     async def mkdir(self, path: str) -> str:
         """Make a directory and its parents."""
-        return (await self._ask("POST", "mkdir", _Path, path=path)).path
+        return (await self._plane.ask(routes.MKDIR, PathRequest(path))).path
 
     async def remove(self, path: str, recursive: bool = False) -> str:
         """Remove a file, or a directory with everything in it."""
-        return (await self._ask("POST", "remove", _Path, path=path, recursive=_flag(recursive))).path
+        asked = routes.RemoveRequest(path, recursive)
+        return (await self._plane.ask(routes.REMOVE, asked)).path
 
     async def move(self, source: str, target: str) -> tuple[str, str]:
         """Move a file or directory."""
-        moved = await self._ask("POST", "move", _Move, source=source, target=target)
+        asked = routes.MoveRequest(source, target)
+        moved = await self._plane.ask(routes.MOVE, asked)
         return moved.source, moved.target
 
     async def size(self, path: str) -> int:
         """The bytes of a regular file, which an answer with one of them tells."""
-        async with self._send("GET", "download", {"path": path}, headers={"range": "bytes=0-0"}) as answer:
-            # Of an empty file there is no first byte (416).
-            if answer.status_code not in (206, 416):
-                await self._check(answer)
-            match = _TOTAL.fullmatch(answer.headers.get("content-range", ""))
+        async with self._sandbox.granted() as grant:
+            try:
+                async with self._download(grant, path, 0, 1) as answer:
+                    match = _TOTAL.fullmatch(answer.headers.get("content-range", ""))
+            except TideboxError as error:
+                if error.details.get("status") != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                    raise
+                return 0  # an empty file has no first byte
             if match is None:
-                raise _not_this_protocol()
+                raise ServerProtocolError("a part of a file without its size")
             return int(match[1])
 
     async def read(self, path: str, offset: int, length: int) -> AsyncGenerator[bytes, None]:
         """So many bytes of a regular file."""
-        # An empty file has no range; whether it may be read is asked all the same.
-        part = {"range": f"bytes={offset}-{offset + length - 1}"} if length else {}
-        async with self._send("GET", "download", {"path": path}, headers=part) as answer:
-            await self._check(answer)
-            if answer.status_code != (206 if length else 200):
-                raise _not_this_protocol()
+        async with self._sandbox.granted() as grant, self._download(grant, path, offset, length) as answer:
             async for chunk in answer.aiter_raw():
                 if len(chunk) > length:
-                    raise _not_this_protocol()
+                    raise ServerProtocolError("more of a file than was asked for")
                 length -= len(chunk)
                 yield chunk
 
+    @asynccontextmanager
+    async def _download(self, grant: Grant, path: str, offset: int, length: int) -> AsyncIterator[httpx2.Response]:
+        # An empty file has no range; whether it may be read is asked all the same.
+        part = {"range": f"bytes={offset}-{offset + length - 1}"} if length else {}
+        exchange = self._sandbox.http.exchange(
+            "GET",
+            f"{grant.http_url}/files/download",
+            bearer=grant.token,
+            params={"path": path},
+            headers={**self._headers, **part},
+            seconds=_SILENCE_SECONDS,
+        )
+        async with exchange as answer:
+            if answer.status_code != (206 if length else 200):
+                raise ServerProtocolError("not the part of a file that was asked for")
+            yield answer
+
     async def upload(self, path: str, body: AsyncIterator[bytes], mode: int | None = None) -> Stored:
         """Replace a file by ``body``."""
-        return await self._ask("POST", "upload", Stored, body, path=path, mode=_octal(mode))
+        return await self._upload(UploadRequest(path, _octal(mode)), body)
 
     async def uploaded(self, path: str, upload_id: str) -> Stored:
         """What has come."""
-        return await self._ask("GET", "upload", Stored, path=path, upload_id=upload_id)
+        return _stored(await self._plane.ask(routes.UPLOADED, PartRequest(path, upload_id)))
 
     async def append(
         self, path: str, upload_id: str, body: AsyncIterator[bytes], *, offset: int, mode: int | None = None
     ) -> Stored:
         """Take what follows the first ``offset`` bytes."""
-        part = {"path": path, "upload_id": upload_id, "offset": str(offset), "complete": _flag(False)}
-        return await self._ask("POST", "upload", Stored, body, **part, mode=_octal(mode))
+        return await self._upload(UploadRequest(path, _octal(mode), upload_id, offset, complete=False), body)
 
     async def complete(self, path: str, upload_id: str, size: int) -> None:
         """Send a last part with nothing in it."""
-        part = {"path": path, "upload_id": upload_id, "offset": str(size), "complete": _flag(True)}
-        await self._ask("POST", "upload", Stored, None, **part)
+        await self._upload(UploadRequest(path, None, upload_id, size), b"")
+
+    async def _upload(self, asked: UploadRequest, body: bytes | AsyncIterator[bytes]) -> Stored:
+        async def begin() -> bytes | AsyncIterator[bytes]:
+            return body
+
+        return _stored(await self._plane.ask(routes.UPLOAD, asked, begin))
 
     async def discard(self, path: str, upload_id: str) -> Stored:
         """Give an upload up."""
-        return await self._ask("DELETE", "upload", Stored, path=path, upload_id=upload_id)
-
-    async def _ask(
-        self,
-        method: str,
-        operation: str,
-        type: type[_T],
-        body: AsyncIterator[bytes] | None = None,
-        **query: str | None,
-    ) -> _T:
-        given = {name: value for name, value in query.items() if value is not None}
-        async with self._send(method, operation, given, body) as answer:
-            await self._check(answer)
-            return await _decoded(answer, type)
-
-    @asynccontextmanager
-    async def _send(
-        self,
-        method: str,
-        operation: str,
-        query: Mapping[str, str],
-        body: AsyncIterator[bytes] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[httpx2.Response]:
-        sent = {**self._headers, **(headers or {})}
-        if body is not None:
-            sent["content-type"] = "application/octet-stream"
-        target = f"{_FILES}/{operation}?{urlencode(query)}"
-        async with self._sandbox.send(method, target, sent, body, silence=_SILENCE_SECONDS) as answer:
-            yield answer
-
-    async def _check(self, answer: httpx2.Response) -> None:
-        """Raise what was answered instead of what was asked for."""
-        if not answer.is_success:
-            raise failure((await _decoded(answer, _Failure)).error)
+        return _stored(await self._plane.ask(routes.DISCARD, PartRequest(path, upload_id)))
 
 
-async def _decoded(answer: httpx2.Response, type: type[_T]) -> _T:
-    content = bytearray()
-    async for chunk in answer.aiter_raw():
-        content += chunk
-        if len(content) > _MAX_ANSWER_BYTES:
-            raise ProviderUnavailable("the server of the sandbox answers more than this one takes")
-    try:
-        return msgspec.json.decode(content, type=type)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise _not_this_protocol() from None
+def _stored(answer: UploadAnswer) -> Stored:
+    return Stored(answer.path, answer.size)
 
 
-def _not_this_protocol() -> ProviderUnavailable:
-    return ProviderUnavailable("the server of the sandbox does not speak this protocol")
-
-
-def _flag(value: bool) -> str:
-    return str(value).lower()
+def _info(entry: routes.FileEntry) -> FileInfo:
+    modified = entry.modified()
+    return FileInfo(
+        path=entry.path,
+        kind="dir" if entry.type == "directory" else entry.type,
+        size=entry.size,
+        mode=int(entry.mode, 8),
+        modified=None if modified is None else modified.timestamp(),
+    )
 
 
 def _octal(mode: int | None) -> str | None:

@@ -3,57 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import signal
-import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING
 
-import msgspec
-from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
-
-from tidebox.broker.providers.remote_errors import ERRORS, PeerError, failure
+from tidebox.broker.providers.peer import failure
 from tidebox.broker.providers.remote_files import RemoteFiles
 from tidebox.broker.sandbox_files import SandboxFiles
-from tidebox.broker.sandboxes import Inside, Pass
-from tidebox.errors import BoxGone, ProviderUnavailable
+from tidebox.broker.sandboxes import Inside
+from tidebox.errors import (
+    BoxGone,
+    ExecFailed,
+    InvalidRequest,
+    ProviderUnavailable,
+    QuotaExceeded,
+    ServerProtocolError,
+    TideboxError,
+)
 from tidebox.files.watching import Change, Kind
 from tidebox.model.box import Command
 from tidebox.model.events import Event, Exited, Output, Started
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.limits import KIB, MIB
+from tidebox.protocols.codec import encode
+from tidebox.protocols.dataplane import frames
+from tidebox.protocols.dataplane.frames import Start, Stderr, Stdout, Terminal, raw
+from tidebox.protocols.dataplane.routes import WatchRequest
 from tidebox.runtime.base import Exec, Watch
+from tidebox.sdk.errors import ClientClosed, ConnectionLost
+from tidebox.sdk.failures import from_told
+from tidebox.sdk.sandboxes.process import next_frame
+from tidebox.sdk.sandboxes.watch import AsyncWatch
+from tidebox.sdk.sockets import Socket
 
 if TYPE_CHECKING:
     from tidebox.broker.providers.remote_sandbox import RemoteSandbox
 
-_INPUT_BYTES = 128 * KIB
 _READY_SECONDS = 30.0
-# After these a program that was started will not go on; others answer a single frame.
-_FINAL = frozenset(ERRORS) - {"CONFLICT"}
-
-
-class _Frame(msgspec.Struct):
-    """Any frame of the other server, of which each has some of the fields."""
-
-    type: str
-    pid: int = 0
-    data: str = ""
-    encoding: Literal["utf8", "base64"] = "utf8"
-    exit_code: int | None = None
-    signal: str | None = None
-    resource_usage: dict[str, int] = msgspec.field(default_factory=dict)
-    path: str = ""
-    entry: str = ""
-    source: str | None = None
-    error: PeerError | None = None
-
-
-_decode = msgspec.json.Decoder(_Frame).decode
-_encode = msgspec.json.Encoder().encode
+# After these a program that was started will not go on.
+_FINAL = (ExecFailed, InvalidRequest, QuotaExceeded, BoxGone)
+_PIECE_BYTES = 128 * KIB
+# Of input that a program there does not read: less than that server keeps before it reads no more frames.
+_UNTAKEN_BYTES = MIB
 
 
 class RemoteInside(Inside):
@@ -61,200 +52,147 @@ class RemoteInside(Inside):
 
     def __init__(self, sandbox: RemoteSandbox, request_id: str | None) -> None:
         self._sandbox = sandbox
-        self._request_id = request_id
+        # So that the logs of both servers speak of the same request.
+        self._headers = {} if request_id is None else {"X-Request-ID": request_id}
 
     @property
     def files(self) -> SandboxFiles:
         """Its files there."""
-        return RemoteFiles(self._sandbox, self._request_id)
+        return RemoteFiles(self._sandbox, self._headers)
 
     async def exec(self, command: Command) -> Exec:
         """Start a program."""
-        socket, _ = await self._sandbox.connect("/v1/exec/ws", self._request_id)
-        wires = _Wires(socket)
-        start: dict[str, Any] = {
-            "type": "start",
-            "command": command.argv,
-            "cwd": command.cwd,
-            "env": command.env,
-            "stdin": True,
-        }
-        if command.tty is not None:
-            start["tty"] = dict(zip(("rows", "cols"), command.tty, strict=True))
-        try:
-            await wires.send(start)
-        except BaseException:
-            await wires.close()
-            raise
-        return RemoteExec(wires)
+        start = Start(
+            command=raw(command.argv),
+            cwd=command.cwd,
+            env=raw(command.env),
+            stdin=True,
+            tty=None if command.tty is None else Terminal(*command.tty),
+            input_acks=True,
+        )
+        async with self._sandbox.granted() as grant:
+            socket = await Socket.open(self._sandbox.http, grant.exec_url, grant.token, self._headers)
+            try:
+                await socket.send(encode(start))
+            except BaseException:
+                await socket.close(at_once=True)
+                raise
+        return RemoteExec(socket)
 
     async def watch(self, path: str, recursive: bool) -> Watch:
         """Be told of changes in a directory of the workspace."""
-        query = urlencode({"path": path, "recursive": str(recursive).lower()})
-        socket, shown = await self._sandbox.connect(f"/v1/files/watch?{query}", self._request_id)
-        wires = _Wires(socket)
+        asked = WatchRequest(path, recursive)
         try:
-            async with asyncio.timeout(_READY_SECONDS):
-                while (frame := await wires.next()).type != "ready":
-                    if frame.error is not None:
-                        raise failure(frame.error)
+            async with asyncio.timeout(_READY_SECONDS), self._sandbox.granted() as grant:
+                watch = await AsyncWatch.open(self._sandbox.http, self._sandbox, grant, asked, self._headers)
         except TimeoutError:
-            await wires.close()
             raise ProviderUnavailable("the server of the sandbox does not answer") from None
-        except BaseException:
-            await wires.close()
-            raise
-        return RemoteWatch(wires, self._sandbox, shown)
-
-
-class _Wires:
-    """One socket: frames in, frames out."""
-
-    def __init__(self, socket: ClientConnection) -> None:
-        self._socket = socket
-
-    async def send(self, frame: dict[str, Any]) -> None:
-        """Send a frame, as soon as the other side takes it."""
-        try:
-            await self._socket.send(_encode(frame).decode())
-        except ConnectionClosed:
-            raise _cut_off() from None
-
-    async def next(self) -> _Frame:
-        """The next frame; raises ``EOFError`` where the other side is done."""
-        try:
-            return _decode(await self._socket.recv())
-        except ConnectionClosedOK:
-            raise EOFError from None
-        except ConnectionClosed:
-            raise _cut_off() from None
-        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-            raise ProviderUnavailable("the server of the sandbox does not speak this protocol") from None
-
-    async def close(self) -> None:
-        """Be done with it."""
-        await self._socket.close()
+        return RemoteWatch(watch)
 
 
 class RemoteExec(Exec):
     """A program that runs there; it is killed there when the connection is lost."""
 
-    def __init__(self, wires: _Wires) -> None:
+    def __init__(self, socket: Socket) -> None:
         self.ended = False
-        self._wires = wires
+        self._socket = socket
+        self._acks = False
+        """Whether that server tells how much input was taken."""
+        self._sent = self._taken = 0
+        self._room = asyncio.Event()
 
     async def events(self) -> AsyncIterator[Event]:
-        """What comes of it. Nothing is read ahead of who reads here, so a program there waits for a client here."""
+        """What comes of it. Little is read ahead of who reads here, so a program there waits for a client here."""
+        started = over = False
         try:
-            started = False
-            while not self.ended:
-                frame = await self._wires.next()
-                if frame.type in ("stdout", "stderr"):
-                    yield _output(frame)
-                elif frame.type == "ready":
-                    started = True
+            while not over:
+                frame = await next_frame(self._socket)
+                if isinstance(frame, Stdout | Stderr):
+                    yield Output("stdout" if isinstance(frame, Stdout) else "stderr", frame.bytes())
+                elif isinstance(frame, frames.Ready):
+                    started, self._acks = True, frame.input_acks
                     yield Started(frame.pid)
-                elif frame.type == "exit":
-                    self.ended = True
+                elif isinstance(frame, frames.InputTaken):
+                    self._taken = frame.bytes
+                    self._room.set()
+                elif isinstance(frame, frames.Exit):
+                    over = self.ended = True
                     yield _exited(frame)
-                elif frame.error is not None and (not started or frame.error.code in _FINAL):
-                    raise failure(frame.error)
-        except EOFError:
-            raise _cut_off() from None
+                elif isinstance(frame, frames.Error):
+                    error = failure(from_told(frame.error))
+                    # Others answer a single frame.
+                    if not started or isinstance(error, _FINAL):
+                        raise error
+        except (ConnectionLost, ClientClosed, ServerProtocolError) as error:
+            raise _broken(error) from None
         finally:
             self.ended = True
-            await self._wires.close()
+            await self._socket.close(at_once=not over)
 
     async def write(self, data: bytes) -> None:
-        """Send input, waiting while it is not taken."""
-        for start in range(0, len(data), _INPUT_BYTES):
-            piece = base64.b64encode(data[start : start + _INPUT_BYTES]).decode()
-            await self._wires.send({"type": "stdin", "data": piece, "encoding": "base64"})
+        """Send input, waiting while it is not taken: what is under way would be in the way of a signal."""
+        for start in range(0, len(data), _PIECE_BYTES):
+            while self._acks and self._sent - self._taken >= _UNTAKEN_BYTES:
+                self._room.clear()
+                await self._room.wait()
+            piece = data[start : start + _PIECE_BYTES]
+            self._sent += len(piece)
+            for message in frames.input_frames(piece):
+                await self._socket.send(message)
 
     async def end_input(self) -> None:
         """Close its input."""
-        await self._wires.send({"type": "stdin", "eof": True})
+        await self._socket.send(encode(frames.Stdin(eof=True)))
 
     async def signal(self, number: int) -> None:
         """Signal it."""
-        await self._wires.send({"type": "signal", "signal": signal.Signals(number).name})
+        await self._socket.send(encode(frames.Signal(signal.Signals(number).name)))
 
     async def resize(self, rows: int, columns: int) -> None:
         """Change the size of its terminal."""
-        await self._wires.send({"type": "resize", "rows": rows, "cols": columns})
+        await self._socket.send(encode(frames.Resize(rows, columns)))
 
 
 class RemoteWatch(Watch):
-    """Changes there. Who watches must show a new pass before the last one has expired."""
+    """Changes there."""
 
-    def __init__(self, wires: _Wires, sandbox: RemoteSandbox, shown: Pass) -> None:
-        self._wires = wires
-        self._sandbox = sandbox
-        self._shown = shown
+    def __init__(self, watch: AsyncWatch) -> None:
+        self._watch = watch
 
     async def changes(self) -> list[Change]:
         """Wait for the next one."""
-        while True:
-            try:
-                async with asyncio.timeout(max(0.0, self._shown.renew_at - time.time())):
-                    frame = await self._wires.next()
-            except TimeoutError:
-                self._shown = await self._sandbox.pass_()
-                await self._wires.send({"type": "auth", "token": self._shown.token})
-                continue
-            except EOFError:
-                return []
-            if frame.error is not None:
-                raise failure(frame.error)
-            try:
-                return [_change(frame)]
-            except ValueError:
-                continue  # what is no change: the answer to a pass
+        try:
+            change = await self._watch.read()
+        except (ConnectionLost, ClientClosed, ServerProtocolError) as error:
+            raise _broken(error) from None
+        except TideboxError as error:
+            raise failure(error) from None
+        if change is None:
+            return []
+        source = None if change.source is None else _relative(change.source)
+        return [Change(Kind(change.kind), _relative(change.path), change.is_directory, source)]
 
     async def close(self) -> None:
         """Watch nothing any more."""
-        await self._wires.close()
+        await self._watch.close()
 
 
-def _output(frame: _Frame) -> Output:
-    stream: Literal["stdout", "stderr"] = "stderr" if frame.type == "stderr" else "stdout"
-    if frame.encoding == "utf8":
-        return Output(stream, frame.data.encode())
-    try:
-        return Output(stream, base64.b64decode(frame.data, validate=True))
-    except (binascii.Error, ValueError):
-        raise ProviderUnavailable("the server of the sandbox does not speak this protocol") from None
-
-
-def _exited(frame: _Frame) -> Exited:
-    number = None
-    if frame.signal is not None:
-        name = f"SIG{frame.signal}"
-        number = signal.Signals[name].value if name in signal.Signals.__members__ else None
-        if number is None and frame.signal.isdecimal():
-            number = int(frame.signal)
-    counted = frame.resource_usage
-    usage = {
-        there: counted[name] * factor
-        for name, there, factor in (
-            ("cpu_time_ms", "cpu_us", 1000),
-            ("peak_memory_mb", "memory_peak_bytes", MIB),
-            ("oom_kills", "oom_kills", 1),
-        )
-        if name in counted
+def _exited(frame: frames.Exit) -> Exited:
+    counted = {
+        "cpu_us": (frame.resource_usage.cpu_time_ms, 1000),
+        "memory_peak_bytes": (frame.resource_usage.peak_memory_mb, MIB),
+        "oom_kills": (frame.resource_usage.oom_kills, 1),
     }
-    return Exited(frame.exit_code, number, usage)
-
-
-def _change(frame: _Frame) -> Change:
-    kind = Kind(frame.type)
-    source = None if frame.source is None else _relative(frame.source)
-    return Change(kind, _relative(frame.path), frame.entry == "directory", source)
+    usage = {name: round(number * factor) for name, (number, factor) in counted.items() if number is not None}
+    return Exited(frame.exit_code, frames.signal_number(frame.signal), usage)
 
 
 def _relative(path: str) -> str:
     return path.removeprefix(WORKSPACE).lstrip("/")
 
 
-def _cut_off() -> BoxGone:
+def _broken(error: TideboxError) -> TideboxError:
+    """What is said of a connection that ended before it should have."""
+    if isinstance(error, ServerProtocolError):
+        return ProviderUnavailable("the server of the sandbox does not speak this protocol")
     return BoxGone("the connection to the sandbox was lost")

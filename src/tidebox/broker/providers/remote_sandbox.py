@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from tidebox.broker.providers.peer import failure
 from tidebox.broker.providers.remote_inside import RemoteInside
 from tidebox.broker.sandboxes import Inside, LiveSandbox, Pass
-from tidebox.errors import BoxGone, ProviderUnavailable, Unauthorized
+from tidebox.errors import BoxGone, ProviderUnavailable, TideboxError, Unauthorized
 from tidebox.model.principal import Actor
 from tidebox.model.sandbox import Capability
+from tidebox.sdk.sandboxes.grants import Grant, at_server
 
 if TYPE_CHECKING:
-    import httpx2
-    from websockets.asyncio.client import ClientConnection
-
     from tidebox.broker.providers.remote import RemoteProvider
+    from tidebox.sdk.http import Http
+
+Answer = TypeVar("Answer")
 
 
 class RemoteSandbox(LiveSandbox):
@@ -147,27 +148,39 @@ class RemoteSandbox(LiveSandbox):
 
     # Through this server
 
-    @asynccontextmanager
-    async def send(
-        self,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        body: bytes | AsyncIterator[bytes] | None,
-        *,
-        silence: float | None,
-    ) -> AsyncIterator[httpx2.Response]:
-        """The answer of that server's dataplane to a request."""
-        shown = await self.pass_()
-        async with self._provider.peer.send(method, target, headers, body, shown.token, silence=silence) as answer:
-            if answer.status_code == HTTPStatus.UNAUTHORIZED:
-                raise await self.refused()
-            yield answer
+    @property
+    def http(self) -> Http:
+        """The connections to that server."""
+        return self._provider.peer.http
 
-    async def connect(self, target: str, request_id: str | None = None) -> tuple[ClientConnection, Pass]:
-        """A socket of that server's dataplane, and the pass that it was opened with."""
+    async def grant(self) -> Grant:
+        """Its own pass for that server's dataplane, wherever that says it is: a pass goes to no other host."""
         shown = await self.pass_()
+        return at_server(self._provider.peer.url, self.id, shown.token, shown.expires_at)
+
+    async def after(self, grant: Grant) -> Grant | None:
+        """The grant that comes after this one, when it is time for it; None if there is none."""
+        shown = self._pass
+        if shown is not None and shown.token == grant.token:
+            await asyncio.sleep(max(0.0, shown.renew_at - time.time()))
         try:
-            return await self._provider.peer.connect(target, shown.token, request_id), shown
+            return await self.grant()
+        except TideboxError:
+            return None  # what was opened with the last one ends with it
+
+    @asynccontextmanager
+    async def granted(self) -> AsyncIterator[Grant]:
+        """A pass that is good; what goes wrong within is told as of a sandbox of this server."""
+        grant = await self.grant()
+        try:
+            with self._provider.peer.reaching():
+                yield grant
         except Unauthorized:
             raise await self.refused() from None
+        except TideboxError as error:
+            raise failure(error) from None
+
+    async def do(self, attempt: Callable[[Grant], Awaitable[Answer]]) -> Answer:
+        """The same, once."""
+        async with self.granted() as grant:
+            return await attempt(grant)

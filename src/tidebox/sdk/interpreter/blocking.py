@@ -13,7 +13,6 @@ from tidebox.sdk.interpreter.entries import LogEntry, RunEnd
 from tidebox.sdk.interpreter.log import AsyncRunLog
 from tidebox.sdk.interpreter.results import Run
 from tidebox.sdk.portal import ClosingShell, Portal, Shell, blocking
-from tidebox.sdk.target import DEFAULT_URL
 from tidebox.sdk.transfers import LocalPath
 
 
@@ -90,7 +89,7 @@ class Interpreter(ClosingShell[AsyncInterpreter]):
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         api_key: str | None = None,
         connect_timeout: float = 10.0,

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
-import msgspec
 
-from tidebox.errors import Conflict, InvalidRequest, NotFound, PayloadTooLarge, TideboxError
+from tidebox.errors import Conflict, InvalidRequest, NotFound, PayloadTooLarge, ServerProtocolError, TideboxError
 from tidebox.model.limits import GIB, MIB
 from tidebox.model.principal import ClientSource
-from tidebox.sdk.errors import ConnectionLost, ServerProtocolError
+from tidebox.protocols.codec import decode
+from tidebox.sdk.errors import ConnectionLost
 from tidebox.sdk.http import Http, read_whole
 from tidebox.sdk.interpreter.requests import check_key
 from tidebox.sdk.patience import Patience
@@ -50,16 +50,17 @@ class Calls:
 
     def __init__(
         self,
-        url: str,
+        url: str | None,
         api_key: str | None,
         *,
         connect_timeout: float,
         timeout: float,
         patience: float,
         source: ClientSource,
+        http: Http | None = None,
     ) -> None:
         self._target = find_target(url, api_key)
-        self._http = Http(connect_timeout, source)
+        self._http = http or Http(connect_timeout, source)
         self._timeout = timeout
         self._patience = patience
 
@@ -84,11 +85,11 @@ class Calls:
     ) -> Answer:
         """The answer to a JSON request that can be repeated; ``longer`` is what the server takes on purpose."""
         body = await self.fetch(method, path, content, query=query, headers=headers, longer=longer)
-        return decode(body, answer)
+        return decode(answer, body)
 
     async def ask_once(self, path: str, answer: type[Answer]) -> Answer:
         """The answer to a request for how things are now."""
-        return decode(await self._once("GET", path, None, None, None, self._timeout), answer)
+        return decode(answer, await self._once("GET", path, None, None, None, self._timeout))
 
     async def create(
         self, path: str, answer: type[Answer], content: Mapping[str, Any], key: str | None = None
@@ -234,11 +235,3 @@ def _check_part(response: httpx2.Response, position: int) -> None:
         raise ServerProtocolError("the server sent another part of the file than was asked for")
     if position:
         raise Conflict("the file became another one while it was downloaded")
-
-
-def decode(body: bytes, kind: type[Answer]) -> Answer:
-    """What an answer says."""
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ServerProtocolError(f"the server's answer is not one of this protocol: {error}") from None

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
-from typing import BinaryIO, Literal, Self, Unpack, overload
+from typing import BinaryIO, Literal, Unpack, overload
 
 from tidebox.errors import TideboxError
 from tidebox.model.limits import MIB
 from tidebox.model.principal import ClientSource
 from tidebox.model.run import Phase
 from tidebox.model.source import GitSource
+from tidebox.protocols.codec import decode
+from tidebox.sdk.closing import Closing
+from tidebox.sdk.http import Http
 from tidebox.sdk.interpreter.admin import AsyncAdmin
-from tidebox.sdk.interpreter.calls import MAX_FILE_BYTES, Calls, Query, below, decode, part
+from tidebox.sdk.interpreter.calls import MAX_FILE_BYTES, Calls, Query, below, part
 from tidebox.sdk.interpreter.collecting import collect
 from tidebox.sdk.interpreter.entries import LogEntry, decode_lines
 from tidebox.sdk.interpreter.forms import Form
@@ -40,7 +42,6 @@ from tidebox.sdk.interpreter.results import (
     Uploaded,
     Workspace,
 )
-from tidebox.sdk.target import DEFAULT_URL
 from tidebox.sdk.transfers import Content, LocalPath, Upload, check_target, write_to
 
 Stream = Literal["stdout", "stderr"]
@@ -55,39 +56,32 @@ _UNPACK_SECONDS = 120.0
 _ABANDON_SECONDS = 10.0
 
 
-class AsyncInterpreter:
+class AsyncInterpreter(Closing):
     """The interpreter service of a server: sessions with files, runs, their logs and artifacts.
 
-    ``url`` is the server's address. Without ``api_key`` the key is that of ``SANDBOX_API_KEY`` or, for a server on
-    this machine, the one in its data directory. ``connect_timeout`` is how long a connection may take to be made,
-    ``timeout`` how long an answer may take, and ``patience`` how long a call tries again after a lost connection or
-    as the server's ``Retry-After`` says; all in seconds. ``source`` is what kind of program this is, for the server's
-    audit log.
+    ``url`` is the server's address, ``api_key`` the key for it; ``tidebox.sdk.target`` says what is meant without
+    them. ``connect_timeout`` is how long a connection may take to be made, ``timeout`` how long an answer may take, and
+    ``patience`` how long a call tries again after a lost connection or as the server's ``Retry-After`` says; all in
+    seconds. ``source`` is what kind of program this is, for the server's audit log.
     """
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         api_key: str | None = None,
         connect_timeout: float = 10.0,
         timeout: float = 60.0,
         patience: float = 30.0,
         source: ClientSource = "SDK",
+        http: Http | None = None,
     ) -> None:
+        """``http`` is how requests travel, where that is not over connections of its own."""
         self._calls = Calls(
-            url, api_key, connect_timeout=connect_timeout, timeout=timeout, patience=patience, source=source
+            url, api_key, connect_timeout=connect_timeout, timeout=timeout, patience=patience, source=source, http=http
         )
         self.admin = AsyncAdmin(self._calls)
         """What admins see."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """End the connections. Runs go on, and sessions stay."""
@@ -162,7 +156,7 @@ class AsyncInterpreter:
             finally:
                 await upload.end()
 
-        return decode(await self._calls.persist(attempt, lambda: upload.replayable), Uploaded)
+        return decode(Uploaded, await self._calls.persist(attempt, lambda: upload.replayable))
 
     async def list_files(self, session_id: str) -> Workspace:
         """The files of a session as they were after the last run that ended, or the last upload."""
@@ -224,19 +218,9 @@ class AsyncInterpreter:
                 output = await collect(log, stdin, max_output)
             ended = await self.wait_run(run_id)
         except BaseException:
-            await self._abandon(starting)
+            await abandon(self, starting)
             raise
         return RunResult(ended, output.stdout, output.stderr, output.lost)
-
-    async def _abandon(self, starting: asyncio.Task[Run]) -> None:
-        """Cancel a run whose end nobody waits for, as well as that can be done."""
-        if starting.done() and (starting.cancelled() or starting.exception() is not None):
-            return
-        try:
-            async with asyncio.timeout(_ABANDON_SECONDS):
-                await self.cancel_run((await starting).id)
-        except (TideboxError, TimeoutError):
-            pass
 
     async def get_run(self, run_id: str) -> Run:
         """Where a run is, and what became of it."""
@@ -323,3 +307,14 @@ class AsyncInterpreter:
             if to is None:
                 return b"".join([piece async for piece in pieces])
             return await write_to(to, pieces)
+
+
+async def abandon(client: AsyncInterpreter, starting: asyncio.Task[Run]) -> None:
+    """Cancel a run that is being started, and whose end nobody waits for, as well as that can be done."""
+    if starting.done() and (starting.cancelled() or starting.exception() is not None):
+        return
+    try:
+        async with asyncio.timeout(_ABANDON_SECONDS):
+            await client.cancel_run((await starting).id)
+    except (TideboxError, TimeoutError):
+        pass

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from tidebox.model.events import StreamName
+from tidebox.model.events import EgressSeen, StreamName
 from tidebox.model.run import Phase
 from tidebox.sdk.errors import ServerProtocolError
-from tidebox.sdk.interpreter.results import RunState
+from tidebox.sdk.interpreter.results import Moment, RunState
 
 Told = TypeVar("Told")
 
@@ -30,6 +30,20 @@ class PhaseChange(msgspec.Struct, frozen=True):
     """The run is in another phase now."""
 
     phase: Phase
+    seq: int
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What is being done before the program can be started."""
+
+    message: str
+    seq: int
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """The program made a connection of a new kind, or was denied one."""
+
+    seen: EgressSeen
     seq: int
 
 
@@ -66,13 +80,15 @@ class RunEnd(RunState, frozen=True, kw_only=True):
 
     log_bytes: int | None = None
     log_truncated: bool = False
+    artifact_bytes: int | None = None
+    """How much it left in artifacts; None where the server does not say."""
     wall_time_sec: float | None = None
     cpu_time_sec: float | None = None
     peak_rss_mb: float | None = None
     seq: int = 0
 
 
-LogEntry = LogChunk | PhaseChange | ProgramStart | LogTruncated | InputClosed | LogGap | RunEnd
+LogEntry = LogChunk | PhaseChange | Progress | Reached | ProgramStart | LogTruncated | InputClosed | LogGap | RunEnd
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -113,7 +129,19 @@ class _PhaseData(msgspec.Struct):
 
 
 class _StartData(msgspec.Struct):
-    ts: datetime | None = None
+    ts: Moment | None = None
+
+
+class _MessageData(msgspec.Struct):
+    message: str
+
+
+class _EgressData(msgspec.Struct):
+    host: str | None = None
+    ip: str | None = None
+    port: int | None = None
+    matched_rule: str | None = None
+    reason: str | None = None
 
 
 class _ReasonData(msgspec.Struct):
@@ -157,6 +185,11 @@ def _event(message: _Message, seq: int) -> Frame:
     match message.event:
         case "phase":
             return PhaseChange(_data(message, _PhaseData).phase, seq)
+        case "progress":
+            return Progress(_data(message, _MessageData).message, seq)
+        case "egress_allowed" | "egress_denied" as event:
+            seen = _data(message, _EgressData)
+            return Reached(EgressSeen(allowed=event == "egress_allowed", **msgspec.structs.asdict(seen)), seq)
         case "start":
             return ProgramStart(_data(message, _StartData).ts, seq)
         case "stdin_closed":
@@ -180,7 +213,8 @@ def decode_lines(body: bytes) -> Iterator[LogEntry]:
     for line in body.splitlines():
         frame = decode(line)
         if isinstance(frame, Resumed):
-            yield LogGap(frame.lost, frame.seq)
+            if frame.lost:
+                yield LogGap(frame.lost, frame.seq)
         elif not isinstance(frame, Beat | Refused):
             yield frame
 

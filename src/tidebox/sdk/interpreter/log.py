@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Self
 
 from tidebox.errors import TideboxError
+from tidebox.sdk.closing import Closing
 from tidebox.sdk.errors import ClientClosed, ConnectionLost
 from tidebox.sdk.failures import from_code
 from tidebox.sdk.interpreter.calls import Calls, part
@@ -29,9 +29,11 @@ from tidebox.sdk.sockets import Socket
 SILENCE_SECONDS = 30.0
 # Less than the least that a server takes at once by default.
 _INPUT_BYTES = 16 * 1024
+# Between two questions whether input arrived; a server answers only so many pings.
+_CONFIRM_SECONDS = 0.1
 
 
-class AsyncRunLog:
+class AsyncRunLog(Closing):
     """The log of a run; iterate over it for its entries as they come, up to the ``RunEnd``. One task reads.
 
     A connection that is lost is made again, and the log goes on where it was. So it does for a reader that was too slow
@@ -55,7 +57,9 @@ class AsyncRunLog:
         self._fresh = True
         """Whether nothing new has come on this connection yet."""
         self._sent_input = False
-        """Whether input was sent on this connection."""
+        """Whether input was sent on this connection of which nobody knows yet that it arrived."""
+        self._sends = 0
+        self._confirming: asyncio.Task[None] | None = None
         self._input_unsure = False
         self._pending: LogEntry | Beat | Resumed | None = None
         """What came behind a gap that was told first."""
@@ -83,8 +87,8 @@ class AsyncRunLog:
         """The next entry; None after the end.
 
         What the server has to say against something that was sent to the program is raised here. So is
-        ``ConnectionLost``, once, when a connection was lost on which input was sent: nobody knows how much of it
-        arrived. After either the log goes on.
+        ``ConnectionLost``, once, when a connection was lost before input that was sent on it is known to have arrived.
+        After either the log goes on.
         """
         silent_from = self._now()
         while self.end is None:
@@ -123,6 +127,9 @@ class AsyncRunLog:
 
     async def end_input(self) -> None:
         """Let the program read the end of its input."""
+        if self._confirming is not None:
+            # It would ask again only after a pause, and this is the last that there is to ask for.
+            self._confirming.cancel()
         await self._send(INPUT_END)
 
     async def close(self) -> None:
@@ -130,19 +137,25 @@ class AsyncRunLog:
         self._closed = True
         await self._disconnect()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def _send(self, message: bytes) -> None:
         self._check_input()
         socket = await self._reached()
         self._sent_input = True
+        self._sends += 1
         await socket.send(message)
+        if self._confirming is None or self._confirming.done() or self._confirming.cancelling():
+            self._confirming = asyncio.get_running_loop().create_task(self._confirm(socket), name="tidebox input")
+
+    async def _confirm(self, socket: Socket) -> None:
+        """See that what was sent arrived: then a lost connection loses no input."""
+        while socket is self._socket and self._sent_input:
+            sends = self._sends
+            if not await socket.answered() or socket is not self._socket:
+                return
+            if sends == self._sends:
+                self._sent_input = False
+            else:
+                await asyncio.sleep(_CONFIRM_SECONDS)
 
     def _check_input(self) -> None:
         if self._input_unsure:
@@ -168,6 +181,10 @@ class AsyncRunLog:
 
     async def _disconnect(self) -> None:
         socket, self._socket = self._socket, None
+        confirming, self._confirming = self._confirming, None
+        if confirming is not None:
+            confirming.cancel()
+            await asyncio.wait([confirming])
         if self._sent_input:
             self._sent_input, self._input_unsure = False, self.end is None
         if socket is not None:
@@ -193,6 +210,8 @@ class AsyncRunLog:
 
     def _missing(self, frame: LogEntry | Beat | Resumed) -> int:
         """How many entries there should have been before a frame."""
+        if isinstance(frame, Resumed) and not frame.lost:
+            return 0
         expected = self._begin if self._last is None else self._last + 1
         return 0 if expected is None else max(0, frame.seq - expected)
 
@@ -201,7 +220,12 @@ class AsyncRunLog:
         if isinstance(frame, RunEnd):
             # Whatever its number: a server that was killed may have lost its last few.
             self.end = frame
-        elif isinstance(frame, Resumed) or (self._last is not None and frame.seq <= self._last):
+        elif isinstance(frame, Resumed):
+            if not frame.lost:
+                # Another node has taken the run over, and no entry has the numbers in between.
+                self._last = frame.seq - 1
+            return False
+        elif self._last is not None and frame.seq <= self._last:
             return False
         self._last = frame.seq
         self._fresh = False

@@ -11,12 +11,15 @@ from typing import Any, Literal, TypedDict
 
 from tidebox.errors import InvalidRequest
 from tidebox.model.idempotency import MAX_KEY_LENGTH
+from tidebox.model.images import HOST
 from tidebox.model.limits import MIB
+from tidebox.model.outward import ask_of
+from tidebox.model.packages import packages_of
 from tidebox.model.run import Phase
 from tidebox.model.source import GitSource
 
-DEFAULT_IMAGE = "host"
-_SPEC_VERSION, _INTERACTIVE_SPEC_VERSION = "1.0", "1.1"
+# Of requests, the newer one of those that need it.
+_SPEC_VERSION, _NEWER_SPEC_VERSION = "1.0", "1.1"
 
 Trust = Literal["trusted", "standard", "untrusted"]
 Network = Literal["deny_all", "allowlist"]
@@ -41,6 +44,11 @@ class TermOptions(TypedDict, total=False):
     pids: int | None
     network_policy: Network | None
     trust_level: Trust | None
+    packages: Sequence[str] | Mapping[str, Sequence[str]] | None
+    """Python packages, or packages by language, put on top of the image."""
+    egress: Sequence[str] | Mapping[str, Any] | None
+    """What programs may reach: hosts, or ``{"hosts": ["example.com"], "secrets": ["KEY"]}`` and what else a request
+    may say; ``network_policy`` is then ``allowlist``."""
 
 
 class SessionOptions(TermOptions, total=False):
@@ -56,10 +64,14 @@ class RunOptions(TermOptions, total=False):
     session_id: str | None
     files: Mapping[str, bytes] | None
     """Small files that are put into the workspace before: path -> content."""
+    workspace: int | None
+    """Bytes of its workspace, if that is to be smaller than the server's own; not in a session."""
     git: GitSource | None
     """A repository that the server puts into the workspace before."""
     artifacts: Sequence[str]
     """Patterns of the files to keep."""
+    language: str | None
+    """Of the file that the first word of the command names; the others are its arguments."""
 
 
 class StartOptions(RunOptions, total=False):
@@ -94,7 +106,7 @@ class RunFilter(TypedDict, total=False):
 
 def make_session(*, ttl: float | None = None, **terms: Any) -> dict[str, Any]:
     """The request for a session."""
-    return {"spec_version": _SPEC_VERSION, **_terms(**terms), **_said(ttl_sec=ttl)}
+    return {"spec_version": _version(terms), **_terms(**terms), **_said(ttl_sec=ttl)}
 
 
 def make_run(
@@ -110,6 +122,8 @@ def make_run(
     stdin_max_frame_bytes: int | None = None,
     stdin_bps: int | None = None,
     stdin_idle_timeout: float | None = None,
+    workspace: int | None = None,
+    language: str | None = None,
     **terms: Any,
 ) -> dict[str, Any]:
     """The request for a run."""
@@ -118,13 +132,14 @@ def make_run(
     if isinstance(artifacts, str):
         raise InvalidRequest("artifacts: give a list of patterns", field="artifacts")
     if session_id is None and base_image is None:
-        base_image = DEFAULT_IMAGE
+        base_image = HOST
     return {
-        "spec_version": _INTERACTIVE_SPEC_VERSION if interactive else _SPEC_VERSION,
+        "spec_version": _NEWER_SPEC_VERSION if interactive or language is not None else _version(terms),
         "command": list(command),
-        **_terms(base_image=base_image, **terms),
+        **_terms(base_image=base_image, workspace=workspace, **terms),
         **_said(
             session_id=session_id,
+            language=language,
             files=None if files is None else [inline_file(path, content) for path, content in files.items()],
             git=None if git is None else git_source(git),
             capture_patterns=list(artifacts) or None,
@@ -135,6 +150,11 @@ def make_run(
             stdin_idle_timeout_sec=stdin_idle_timeout,
         ),
     }
+
+
+def _version(terms: Mapping[str, Any]) -> str:
+    newer = terms.get("packages") or terms.get("egress") is not None
+    return _NEWER_SPEC_VERSION if newer else _SPEC_VERSION
 
 
 def _terms(
@@ -148,10 +168,13 @@ def _terms(
     cpus: float | None = None,
     memory: int | None = None,
     pids: int | None = None,
+    workspace: int | None = None,
     network_policy: Network | None = None,
     trust_level: Trust | None = None,
+    packages: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    egress: Sequence[str] | Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    resources = _said(cpu=cpus, memory_mb=None if memory is None else math.ceil(memory / MIB), pids=pids)
+    resources = _said(cpu=cpus, memory_mb=_mebibytes(memory), pids=pids, workspace_mb=_mebibytes(workspace))
     return _said(
         base_image=base_image,
         runtime=runtime,
@@ -160,9 +183,15 @@ def _terms(
         timeout_sec=timeout,
         startup_timeout_sec=startup_timeout,
         resources=resources or None,
-        network_policy=network_policy,
+        network_policy=network_policy or ("allowlist" if egress is not None else None),
+        egress=None if egress is None else ask_of(egress).shown(),
         trust_level=trust_level,
+        packages=packages_of(packages).shown() if packages else None,
     )
+
+
+def _mebibytes(size: int | None) -> int | None:
+    return None if size is None else math.ceil(size / MIB)
 
 
 def inline_file(path: str, content: bytes) -> dict[str, str]:
@@ -204,4 +233,8 @@ def check_key(key: str) -> str:
 
 
 def _said(**given: Any) -> dict[str, Any]:
+    for name, value in given.items():
+        # JSON has no such numbers: they would be sent as if nothing had been said, and a limit would be none.
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequest(f"{name}: give a finite number", field=name)
     return {name: value for name, value in given.items() if value is not None}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 from tidebox.model.run import Phase
 
 Item = TypeVar("Item")
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+"""A time that says how far it is from UTC: others cannot be compared with the clock."""
 
 
 class Page(msgspec.Struct, Generic[Item], frozen=True):
@@ -33,6 +35,8 @@ class Limits(msgspec.Struct, frozen=True):
     nofile: float | None = None
     startup_timeout_sec: float | None = None
     timeout_sec: float | None = None
+    workspace_mb: float | None = None
+    """Where a size was asked for."""
 
 
 class ResourceUsage(msgspec.Struct, frozen=True):
@@ -55,8 +59,8 @@ class Session(msgspec.Struct, frozen=True):
     """A workspace that several runs share until its time is over."""
 
     id: str = msgspec.field(name="session_id")
-    expires_at: datetime | None = None
-    created_at: datetime | None = None
+    expires_at: Moment | None = None
+    created_at: Moment | None = None
     user_id: str | None = None
     state: str | None = None
     runtime: str | None = None
@@ -81,8 +85,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the signal that ended it, if one did."""
     reason_code: str | None = None
     message: str | None = None
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
+    started_at: Moment | None = None
+    finished_at: Moment | None = None
 
     @property
     def ok(self) -> bool:
@@ -95,8 +99,8 @@ class Run(RunState, frozen=True, kw_only=True):
 
     id: str = msgspec.field(name="run_id")
     session_id: str | None = None
-    created_at: datetime | None = None
-    estimated_start_time: datetime | None = None
+    created_at: Moment | None = None
+    estimated_start_time: Moment | None = None
     runtime: str | None = None
     runtime_version: str | None = None
     base_image: str | None = None
@@ -161,7 +165,7 @@ class WorkspaceFile(msgspec.Struct, frozen=True):
 
     path: str
     size: int
-    modified_at: datetime | None = None
+    modified_at: Moment | None = None
     is_link: bool = False
     link_target: str | None = None
 
@@ -181,8 +185,8 @@ class Artifact(msgspec.Struct, frozen=True):
     path: str
     size: int
     content_type: str | None = None
-    created_at: datetime | None = None
-    expires_at: datetime | None = None
+    created_at: Moment | None = None
+    expires_at: Moment | None = None
     is_link: bool = False
     link_target: str | None = None
 
@@ -218,6 +222,19 @@ class Isolation(msgspec.Struct, frozen=True):
     facts: dict[str, str] = {}
 
 
+class RuntimeLanguage(msgspec.Struct, frozen=True):
+    """A language that a runtime has."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    version: str | None = None
+    """None where it is not known, or not yet."""
+    image: str | None = None
+    start: str | None = None
+    """How its programs start: forked, parked or cold."""
+    compiled: bool = False
+
+
 class Runtime(msgspec.Struct, frozen=True):
     """One runtime, and what runs may use of it."""
 
@@ -225,6 +242,7 @@ class Runtime(msgspec.Struct, frozen=True):
     available: bool
     version: str | None = None
     default_images: tuple[str, ...] = ()
+    languages: tuple[RuntimeLanguage, ...] = ()
     max_cpu: float | None = None
     max_mem_mb: int | None = None
     max_upload_mb: int | None = None
@@ -240,6 +258,8 @@ class Runtime(msgspec.Struct, frozen=True):
     interactive_supported: bool = False
     egress_allowlist_supported: bool = False
     isolation: Isolation | None = None
+    reason: str | None = None
+    """Why it is not available."""
     notes: str | None = None
 
 
@@ -253,6 +273,8 @@ class Runtimes(msgspec.Struct, frozen=True):
     policy_hash: str | None = None
     supported_spec_versions: tuple[str, ...] = ()
     trust_levels: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    """Those that the default runtime has an interpreter for."""
 
 
 class StoreHealth(msgspec.Struct, frozen=True):
@@ -290,7 +312,7 @@ class AdminRun(RunState, frozen=True, kw_only=True):
     id: str
     user_id: str
     session_id: str | None = None
-    created_at: datetime | None = None
+    created_at: Moment | None = None
     runtime: str | None = None
     runtime_version: str | None = None
     base_image: str | None = None
@@ -317,7 +339,7 @@ class IdempotencyEntry(msgspec.Struct, frozen=True):
     endpoint: str
     user_key: str
     key: str
-    created_at: datetime
+    created_at: Moment
     object_id: str
 
 
@@ -356,8 +378,8 @@ class UserTotals(UsageTotals, frozen=True, kw_only=True):
 class Window(msgspec.Struct, frozen=True):
     """A time, both ends included."""
 
-    begin: datetime = msgspec.field(name="from")
-    end: datetime = msgspec.field(name="to")
+    begin: Moment = msgspec.field(name="from")
+    end: Moment = msgspec.field(name="to")
 
 
 class UsageSummary(msgspec.Struct, frozen=True):
@@ -379,7 +401,7 @@ class Series(msgspec.Struct, frozen=True):
 class AuditEvent(msgspec.Struct, frozen=True):
     """Something that the audit log has."""
 
-    ts: datetime
+    ts: Moment
     event: str
     outcome: str | None = None
     user_id: str | None = None

@@ -3,47 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Hashable
-from types import TracebackType
-from typing import Self
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any
 
+from tidebox.model.outward import ask_of
+from tidebox.model.packages import packages_of
 from tidebox.model.principal import ClientSource
+from tidebox.protocols.access import ActorType, ScopeType
+from tidebox.sdk.closing import Closing
 from tidebox.sdk.errors import ClientClosed
 from tidebox.sdk.http import Http
+from tidebox.sdk.interpreter.results import Page
 from tidebox.sdk.sandboxes.holding import Held
+from tidebox.sdk.sandboxes.results import SandboxInfo
 from tidebox.sdk.sandboxes.sandbox import AsyncSandbox
-from tidebox.sdk.sandboxes.sources import ActorType, Control, Mode, Negotiation, ScopeType, Session, Source
-from tidebox.sdk.target import DEFAULT_URL, find_target
+from tidebox.sdk.sandboxes.sources import (
+    NO_EXTRAS,
+    Bound,
+    Control,
+    Extras,
+    Mode,
+    Negotiation,
+    Session,
+    Sessions,
+    Source,
+)
+from tidebox.sdk.target import find_target
 
 
-class AsyncAccess:
+class AsyncAccess(Closing):
     """Asks a server for sandboxes, and keeps what it grants: one grant for each scope, whoever asks for it here.
 
-    ``url`` is the server's address. Without ``api_key`` the key is that of ``SANDBOX_API_KEY`` or, for a server on
-    this machine, the one in its data directory. ``connect_timeout`` is how long a connection may take to be made,
-    ``source`` what kind of program this is, for the server's audit log.
+    ``url`` is the server's address, ``api_key`` the key for it; ``tidebox.sdk.target`` says what is meant without
+    them. ``connect_timeout`` is how long a connection may take to be made, ``source`` what kind of program this is, for
+    the server's audit log.
     """
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         api_key: str | None = None,
         connect_timeout: float = 10.0,
         source: ClientSource = "SDK",
+        http: Http | None = None,
     ) -> None:
-        self._http = Http(connect_timeout, source)
-        self._control = Control(self._http, find_target(url, api_key))
+        """``http`` is how requests travel, where that is not over connections of its own."""
+        self._http = http or Http(connect_timeout, source)
+        target = find_target(url, api_key)
+        self._control = Control(self._http, target.http_url, target.key)
+        self.sessions = Sessions(self._control)
+        """The requests of the protocol, one by one."""
         self._held: dict[Hashable, Held] = {}
         self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Release the sandboxes that are still held, but for those to keep, and end the connections."""
@@ -68,14 +80,19 @@ class AsyncAccess:
         scope_type: ScopeType = "thread",
         capabilities: Collection[str] | None = None,
         actor: ActorType | None = None,
+        packages: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+        egress: Sequence[str] | Mapping[str, Any] | None = None,
         keep: bool = False,
     ) -> AsyncSandbox:
         """The sandbox of a thread, or of another scope; it is made if there is none.
 
         ``capabilities`` are what is wanted of ``fs_read``, ``fs_write``, ``exec`` and ``shell``; without them, all that
-        is allowed. It is released when whoever holds it here has closed it, unless it is to be kept.
+        is allowed. ``packages`` are of Python, or by language, and ``egress`` is what its programs may reach, hosts or
+        all that a request may say: what it has if it is made; one that is there stays as it is. It is released when
+        whoever holds it here has closed it, unless it is to be kept.
         """
-        return await self._session("ensure", scope_id, scope_type, capabilities, actor, keep)
+        extras = Extras(packages_of(packages), None if egress is None else ask_of(egress))
+        return await self._session("ensure", scope_id, scope_type, capabilities, actor, keep, extras)
 
     async def get(
         self,
@@ -88,6 +105,18 @@ class AsyncAccess:
         """The same if there is one, and otherwise ``NotFound``; it is not released by being closed."""
         return await self._session("get", scope_id, scope_type, capabilities, actor, True)
 
+    async def list(self, *, everybody: bool = False, limit: int = 50, offset: int = 0) -> Page[SandboxInfo]:
+        """The caller's sandboxes on this server, newest first; for admins those of ``everybody``, where wanted."""
+        return await self._control.list_sandboxes(everybody=everybody, limit=limit, offset=offset)
+
+    async def release(self, session_id: str) -> None:
+        """End a sandbox by its session, with all that is in it, whoever holds it; raises if there is none."""
+        await self._control.release(session_id)
+
+    async def open(self, session_id: str) -> AsyncSandbox:
+        """The sandbox of a session that was asked for before, here or elsewhere; it is not released by being closed."""
+        return await self._hold(("open", session_id), Bound(self._control, session_id), True)
+
     async def _session(
         self,
         mode: Mode,
@@ -96,10 +125,11 @@ class AsyncAccess:
         capabilities: Collection[str] | None,
         actor: ActorType | None,
         keep: bool,
+        extras: Extras = NO_EXTRAS,
     ) -> AsyncSandbox:
         wanted = None if capabilities is None else frozenset(capabilities)
-        source = Session(self._control, scope_type, scope_id, mode, wanted, actor)
-        return await self._hold((mode, scope_type, scope_id, wanted, actor), source, keep)
+        source = Session(self._control, scope_type, scope_id, mode, wanted, actor, extras)
+        return await self._hold((mode, scope_type, scope_id, wanted, actor, extras), source, keep)
 
     async def _hold(self, key: Hashable, source: Source, keep: bool) -> AsyncSandbox:
         if self._closed:

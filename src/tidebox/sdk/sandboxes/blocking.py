@@ -5,7 +5,8 @@ Tokens have to be refreshed while nobody calls, so there is a thread for that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Self, overload
 
 from tidebox.model.principal import ClientSource
@@ -16,7 +17,6 @@ from tidebox.sdk.sandboxes.process import AsyncProcess
 from tidebox.sdk.sandboxes.results import Chunk, Ending
 from tidebox.sdk.sandboxes.sandbox import AsyncSandbox
 from tidebox.sdk.sandboxes.watch import AsyncWatch, Change
-from tidebox.sdk.target import DEFAULT_URL
 from tidebox.sdk.transfers import LocalPath
 
 
@@ -118,8 +118,11 @@ class Sandbox(ClosingShell[AsyncSandbox]):
     shell = blocking(AsyncSandbox.shell, Process)
     attach = blocking(AsyncSandbox.attach, Process)
 
-    def __init__(self, portal: Portal, sandbox: AsyncSandbox, *, owns_portal: bool = False) -> None:
+    def __init__(
+        self, portal: Portal, sandbox: AsyncSandbox, *, access: AsyncAccess | None = None, owns_portal: bool = False
+    ) -> None:
         super().__init__(portal, sandbox)
+        self._access = access
         self._owns_portal = owns_portal
         self.files = Files(portal, sandbox.files)
 
@@ -136,6 +139,34 @@ class Sandbox(ClosingShell[AsyncSandbox]):
             portal.close()
             raise
         return cls(portal, sandbox, owns_portal=True)
+
+    @classmethod
+    def create(
+        cls,
+        scope_id: str | None = None,
+        *,
+        server: str | None = None,
+        api_key: str | None = None,
+        packages: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+        egress: Sequence[str] | Mapping[str, Any] | None = None,
+        keep: bool = False,
+        source: ClientSource = "SDK",
+    ) -> Self:
+        """A sandbox of a server, found as every client finds one; new, or that of a thread if ``scope_id`` names one.
+
+        It has the ``packages``, of Python or by language, and its programs reach what ``egress`` says, hosts or all
+        that a request may say, if it is made. It is released when it is closed, unless it is to be kept.
+        """
+        portal = Portal()
+        access = AsyncAccess(server, api_key=api_key, source=source)
+        try:
+            name = scope_id or f"sandbox-{secrets.token_hex(8)}"
+            sandbox = portal.call(lambda: access.ensure(name, packages=packages, egress=egress, keep=keep))
+        except BaseException:
+            portal.finish(access.close)
+            portal.close()
+            raise
+        return cls(portal, sandbox, access=access, owns_portal=True)
 
     @property
     def id(self) -> str:
@@ -165,6 +196,8 @@ class Sandbox(ClosingShell[AsyncSandbox]):
     def close(self) -> None:
         """Be done with it. The last who holds it releases it, with all that is in it, unless it is to be kept."""
         super().close()
+        if self._access is not None:
+            self._portal.finish(self._access.close)
         if self._owns_portal:
             self._portal.close()
 
@@ -178,10 +211,13 @@ class Access(ClosingShell[AsyncAccess]):
     acquire = blocking(AsyncAccess.acquire, Sandbox)
     ensure = blocking(AsyncAccess.ensure, Sandbox)
     get = blocking(AsyncAccess.get, Sandbox)
+    open = blocking(AsyncAccess.open, Sandbox)
+    list = blocking(AsyncAccess.list)
+    release = blocking(AsyncAccess.release)
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         api_key: str | None = None,
         connect_timeout: float = 10.0,

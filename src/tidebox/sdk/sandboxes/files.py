@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, BinaryIO, Protocol, TypeVar, overload
+from collections.abc import AsyncIterator
+from typing import BinaryIO, overload
 
-from tidebox.errors import Conflict, NotFound, TideboxError
+from msgspec import UNSET
+
+from tidebox.errors import Conflict, NotFound, ServerProtocolError, TideboxError
 from tidebox.model.limits import MIB
+from tidebox.protocols.dataplane import routes
 from tidebox.sdk.errors import ConnectionLost, ServerUnreachable
-from tidebox.sdk.http import MAX_ANSWER_BYTES, Http, read_whole
 from tidebox.sdk.patience import Patience
 from tidebox.sdk.sandboxes.grants import Grant
 from tidebox.sdk.sandboxes.holding import Held
-from tidebox.sdk.sandboxes.results import FileInfo, file_info, listing, upload_offset, uploaded
+from tidebox.sdk.sandboxes.plane import Plane
+from tidebox.sdk.sandboxes.results import FileInfo, file_info
 from tidebox.sdk.sandboxes.watch import AsyncWatch
 from tidebox.sdk.transfers import PIECE_BYTES, Content, LocalPath, Upload, check_target, write_to
-
-Answer = TypeVar("Answer")
 
 # Uploads of this size or more go on where they were when a connection is lost; smaller ones begin again.
 _RESUME_BYTES = MIB
@@ -27,19 +28,12 @@ _PATIENCE_SECONDS = 30.0
 _DISCARD_SECONDS = 5.0
 
 
-class Use(Protocol):
-    """Does something with a token that is good."""
-
-    async def __call__(self, attempt: Callable[[Grant], Awaitable[Answer]]) -> Answer: ...
-
-
 class AsyncFiles:
     """What can be done with files. Paths that are not absolute are below ``/workspace``."""
 
-    def __init__(self, http: Http, held: Held, use: Use) -> None:
-        self._http = http
+    def __init__(self, plane: Plane, held: Held) -> None:
+        self._plane = plane
         self._held = held
-        self._use = use
 
     async def upload(self, path: str, content: Content, *, mode: int | None = None) -> int:
         """Write a file, as a whole or not at all; its size. ``content`` are bytes, the path of a file here, or a file.
@@ -47,30 +41,28 @@ class AsyncFiles:
         Directories that are missing are made. Without ``mode`` a file that is replaced keeps its permissions.
         """
         upload = Upload(content)
-        params = {"path": path}
-        if mode is not None:
-            params["mode"] = f"{mode:04o}"
+        request = routes.UploadRequest(path, None if mode is None else f"{mode:04o}")
         size = await upload.size()
         if size is None or size < _RESUME_BYTES:
-            return await self._upload(upload, params)
-        params["upload_id"] = secrets.token_hex(16)
+            return await self._upload(upload, request)
+        request.upload_id = secrets.token_hex(16)
         try:
-            return await self._upload(upload, params)
+            return await self._upload(upload, request)
         except BaseException:
-            await self._discard(params)
+            await self._discard(routes.PartRequest(path, request.upload_id))
             raise
 
-    async def _upload(self, upload: Upload, params: Mapping[str, str]) -> int:
+    async def _upload(self, upload: Upload, request: routes.UploadRequest) -> int:
         """Send a file, again if a connection is lost: the rest of it if the sandbox keeps what came, else all."""
         patience = Patience(_PATIENCE_SECONDS)
-        offset, lost = 0, False
+        lost = False
         while True:
             try:
-                if lost and "upload_id" in params:
-                    before, offset = offset, upload_offset(await self._ask("GET", "upload", params=params))
-                    if offset > before:
+                if lost and request.upload_id is not None:
+                    before, request.offset = request.offset, await self._offset(request.path, request.upload_id)
+                    if request.offset > before:
                         patience.progress()
-                return uploaded(await self._send(upload, params, offset))
+                return await self._send(upload, request)
             except (ConnectionLost, ServerUnreachable) as error:
                 failure: TideboxError = error
             except (Conflict, NotFound) as error:
@@ -83,29 +75,29 @@ class AsyncFiles:
             await patience.overcome(failure)
             lost = True
 
-    async def _send(self, upload: Upload, params: Mapping[str, str], offset: int) -> bytes:
-        async def attempt(grant: Grant) -> bytes:
-            body = await upload.begin(offset)
-            try:
-                exchange = self._http.exchange(
-                    "POST",
-                    f"{grant.http_url}/files/upload",
-                    bearer=grant.token,
-                    body=body,
-                    params={**params, "offset": str(offset)} if offset else params,
-                )
-                async with exchange as response:
-                    return await read_whole(response, MAX_ANSWER_BYTES)
-            finally:
-                await upload.end()
+    async def _offset(self, path: str, upload_id: str) -> int:
+        """How much of an upload has come."""
+        came = await self._plane.ask(routes.UPLOADED, routes.PartRequest(path, upload_id))
+        if came.offset is UNSET:
+            raise ServerProtocolError("the sandbox did not say how much of the upload has come")
+        return came.offset
 
-        return await self._use(attempt)
+    async def _send(self, upload: Upload, request: routes.UploadRequest) -> int:
+        async def begin() -> bytes | AsyncIterator[bytes]:
+            # A request that is sent again, with another token, begins there too.
+            await upload.end()
+            return await upload.begin(request.offset)
 
-    async def _discard(self, params: Mapping[str, str]) -> None:
+        try:
+            return (await self._plane.ask(routes.UPLOAD, request, begin)).size
+        finally:
+            await upload.end()
+
+    async def _discard(self, request: routes.PartRequest) -> None:
         """Give up an upload, as well as that can be done."""
         try:
             async with asyncio.timeout(_DISCARD_SECONDS):
-                await self._ask("DELETE", "upload", params=params)
+                await self._plane.ask(routes.DISCARD, request)
         except (TideboxError, TimeoutError):
             pass
 
@@ -123,46 +115,40 @@ class AsyncFiles:
         check_target(to)
 
         async def attempt(grant: Grant) -> bytes | int:
-            exchange = self._http.exchange(
-                "GET", f"{grant.http_url}/files/download", bearer=grant.token, params={"path": path}
-            )
+            url = f"{grant.http_url}/files/download"
+            exchange = self._plane.http.exchange("GET", url, bearer=grant.token, params={"path": path})
             async with exchange as response:
                 if to is None:
                     return await response.aread()
                 return await write_to(to, response.aiter_raw(PIECE_BYTES))
 
-        return await self._use(attempt)
+        return await self._plane.use(attempt)
 
     async def list(self, path: str = ".") -> list[FileInfo]:
         """What is in a directory, by name."""
-        return listing(await self._ask("GET", "list", params={"path": path}))
+        found = await self._plane.ask(routes.LIST, routes.ListRequest(path))
+        return [file_info(entry) for entry in found.entries]
 
     async def stat(self, path: str) -> FileInfo:
         """What is at a path; a link is not followed."""
-        return file_info(await self._ask("GET", "stat", params={"path": path}))
+        return file_info(await self._plane.ask(routes.STAT, routes.PathRequest(path)))
 
     async def mkdir(self, path: str) -> None:
         """Make a directory, and those above it that are missing."""
-        await self._ask("POST", "mkdir", content={"path": path})
+        await self._plane.ask(routes.MKDIR, routes.PathRequest(path))
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file or an empty directory; with ``recursive``, one with all that is in it."""
-        await self._ask("POST", "remove", content={"path": path, "recursive": recursive})
+        await self._plane.ask(routes.REMOVE, routes.RemoveRequest(path, recursive))
 
     async def move(self, source: str, target: str) -> None:
         """Give a file or a directory another path; a file that is there is replaced."""
-        await self._ask("POST", "move", content={"source": source, "target": target})
+        await self._plane.ask(routes.MOVE, routes.MoveRequest(source, target))
 
     async def watch(self, path: str = ".", *, recursive: bool = False) -> AsyncWatch:
         """Watch a directory for what changes in it; with ``recursive``, also in those below it."""
 
         async def attempt(grant: Grant) -> AsyncWatch:
-            return await AsyncWatch.open(self._http, self._held, grant, path, recursive)
+            return await AsyncWatch.open(self._plane.http, self._held, grant, routes.WatchRequest(path, recursive))
 
-        return await self._use(attempt)
-
-    async def _ask(self, method: str, what: str, **request: Any) -> bytes:
-        async def attempt(grant: Grant) -> bytes:
-            return await self._http.ask(method, f"{grant.http_url}/files/{what}", bearer=grant.token, **request)
-
-        return await self._use(attempt)
+        return await self._plane.use(attempt)

@@ -8,14 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
-from tidebox.errors import InvalidRequest
-from tidebox.sdk.errors import ServerProtocolError, VersionRefused
-
-PROTOCOL_VERSION = "1.0"
-# The words of the negotiation protocol in those of the other one.
-_CAPABILITIES = {"fs:read": {"fs_read"}, "fs:write": {"fs_write"}, "shell:exec": {"exec", "shell"}}
+from tidebox.errors import InvalidRequest, ServerProtocolError
+from tidebox.model.sandbox import SCOPES, named
+from tidebox.protocols.access import PROTOCOL_VERSION, AccessAnswer, Credentials, GrantAnswer, TokenAnswer
+from tidebox.protocols.codec import convert, decode
+from tidebox.sdk.errors import VersionRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,77 +41,22 @@ class Grant:
     """Whether the scope had a sandbox before, which is lost with all that was in it."""
 
 
-class _Place(msgspec.Struct):
-    id: str
-    http_base_url: str
-    ws_base_url: str
-
-
-class _Credentials(msgspec.Struct):
-    granted_capabilities: list[str] | None = None
-
-
-class _Session(msgspec.Struct):
-    """The answer of the session access protocol; of its smaller part the fields that may be missing have defaults."""
-
-    sandbox: _Place
-    token: str
-    expires_at: str
-    session_id: str | None = None
-    thread_id: str | None = None
-    credentials: _Credentials | None = None
-    recreated: bool = False
-    refresh_url: str | None = None
-
-
-class _Negotiated(msgspec.Struct):
-    """The answer of server-driven negotiation."""
-
-    sandbox_id: str
-    token: str
-    ws_url: str
-    http_url: str
-    expires_at: str
-    scopes: list[str] | None = None
-    refresh_url: str | None = None
-    session_id: str | None = None
-    thread_id: str | None = None
-    recreated: bool = False
-    protocol_version: str = PROTOCOL_VERSION
-
-
-class _Token(msgspec.Struct):
-    token: str
-    expires_at: str
-    credentials: _Credentials | None = None
-
-
 def from_session(body: bytes) -> Grant:
     """The grant in an answer of ``POST /v1/sandbox/sessions``."""
-    try:
-        return _of_session(msgspec.json.decode(body, type=_Session))
-    except (msgspec.DecodeError, ValueError) as error:
-        raise _broken(error) from None
+    return _of_session(decode(AccessAnswer, body))
 
 
 def from_negotiation(body: bytes, server_url: str) -> Grant:
     """The grant in an answer of ``POST /sandbox/acquire``."""
-    try:
-        return _of_negotiation(msgspec.json.decode(body, type=_Negotiated), server_url)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise _broken(error) from None
+    return _of_negotiation(decode(GrantAnswer, body), server_url)
 
 
 def with_token(grant: Grant, body: bytes) -> Grant:
     """The grant with the new token of an answer."""
-    try:
-        answer = msgspec.json.decode(body, type=_Token)
-        expires_at = _moment(answer.expires_at)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise _broken(error) from None
+    answer = decode(TokenAnswer, body)
     granted = _granted(answer.credentials)
     capabilities = grant.capabilities if granted is None else granted
-    return replace(grant, token=answer.token, expires_at=expires_at, capabilities=capabilities)
+    return replace(grant, token=_fit(answer.token), expires_at=_moment(answer.expires_at), capabilities=capabilities)
 
 
 def from_config(config: Mapping[str, Any]) -> Grant:
@@ -134,23 +76,39 @@ def from_config(config: Mapping[str, Any]) -> Grant:
         raise InvalidRequest("configurable.sandbox: give an object", field="sandbox")
     try:
         if "sandbox_id" in found:
-            return _of_negotiation(msgspec.convert(found, _Negotiated))
-        return _of_session(msgspec.convert(found, _Session))
-    except (msgspec.ValidationError, ValueError) as error:
-        raise InvalidRequest(f"configurable.sandbox: {error}", field="sandbox") from None
+            return _of_negotiation(convert(GrantAnswer, found))
+        return _of_session(convert(AccessAnswer, found))
+    except ServerProtocolError as error:
+        raise InvalidRequest(f"configurable.sandbox: {error.message}", field="sandbox") from None
 
 
-def _of_session(answer: _Session) -> Grant:
-    place = answer.sandbox
-    http, ws = _address(place.http_base_url, "http"), _address(place.ws_base_url, "ws")
+def at_server(server_url: str, sandbox_id: str, token: str, expires_at: float) -> Grant:
+    """The grant that a token of the server at ``server_url`` is."""
+    http = f"{server_url}/v1"
+    ws = f"ws{http.removeprefix('http')}"
+    return _below(http, ws, sandbox_id=sandbox_id, token=token, expires_at=expires_at)
+
+
+def _below(http: str, ws: str, **fields: Any) -> Grant:
+    """A grant whose routes and sockets are below these addresses."""
     return Grant(
-        sandbox_id=place.id,
-        token=_fit(answer.token),
-        expires_at=_moment(answer.expires_at),
         http_url=http,
         exec_url=f"{ws}/exec/ws",
         shell_url=f"{ws}/shell/ws",
         watch_url=f"{ws}/files/watch",
+        **fields,
+    )
+
+
+def _of_session(answer: AccessAnswer) -> Grant:
+    place = answer.sandbox
+    http, ws = _address(place.http_base_url, "http"), _address(place.ws_base_url, "ws")
+    return _below(
+        http,
+        ws,
+        sandbox_id=place.id,
+        token=_fit(answer.token),
+        expires_at=_moment(answer.expires_at),
         capabilities=_granted(answer.credentials),
         session_id=answer.session_id,
         thread_id=answer.thread_id,
@@ -159,7 +117,7 @@ def _of_session(answer: _Session) -> Grant:
     )
 
 
-def _of_negotiation(answer: _Negotiated, server_url: str | None = None) -> Grant:
+def _of_negotiation(answer: GrantAnswer, server_url: str | None = None) -> Grant:
     if answer.protocol_version.partition(".")[0] != PROTOCOL_VERSION.partition(".")[0]:
         raise VersionRefused(
             f"the server speaks version {answer.protocol_version} of the protocol, this client {PROTOCOL_VERSION}"
@@ -167,7 +125,7 @@ def _of_negotiation(answer: _Negotiated, server_url: str | None = None) -> Grant
     http, ws = _address(answer.http_url, "http"), _address(answer.ws_url, "ws")
     capabilities: set[str] | None = None
     if answer.scopes is not None:
-        capabilities = set().union(*(_CAPABILITIES.get(word, {word}) for word in answer.scopes))
+        capabilities = set().union(*(named(SCOPES[word]) if word in SCOPES else {word} for word in answer.scopes))
     return Grant(
         sandbox_id=answer.sandbox_id,
         token=_fit(answer.token),
@@ -185,18 +143,21 @@ def _of_negotiation(answer: _Negotiated, server_url: str | None = None) -> Grant
     )
 
 
-def _granted(credentials: _Credentials | None) -> frozenset[str] | None:
+def _granted(credentials: Credentials | None) -> frozenset[str] | None:
     if credentials is None or credentials.granted_capabilities is None:
         return None
     return frozenset(credentials.granted_capabilities)
 
 
 def _address(url: str, kind: str) -> str:
-    parts = urlsplit(url)
-    known = parts.scheme in (kind, f"{kind}s") and parts.hostname and parts.port != 0
-    if not known or parts.username is not None or parts.query or parts.fragment:
-        raise ValueError("not the address of a sandbox or its server")
-    return url.rstrip("/")
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in (kind, f"{kind}s") and parts.hostname and parts.port != 0
+        if known and parts.username is None and not parts.query and not parts.fragment:
+            return url.rstrip("/")
+    except ValueError:
+        pass
+    raise ServerProtocolError("not the address of a sandbox or its server")
 
 
 def _origin(url: str) -> str:
@@ -212,15 +173,14 @@ def _joined(server_url: str, url: str | None) -> str | None:
 
 def _fit(token: str) -> str:
     """A token that fits into a header."""
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError("token: not printable ASCII text without spaces")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ServerProtocolError("token: not printable ASCII text without spaces")
     return token
 
 
 def _moment(text: str) -> float:
-    found = datetime.fromisoformat(text)
-    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
-
-
-def _broken(error: Exception) -> ServerProtocolError:
-    return ServerProtocolError(f"the server's answer is not one of this protocol: {error}")
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise ServerProtocolError("expires_at: not a time") from None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import binascii
-from collections.abc import AsyncIterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import AsyncIterator
+from typing import Self
 
-from tidebox.sdk.errors import ConnectionLost, ServerProtocolError
+from tidebox.errors import ServerProtocolError
+from tidebox.protocols.codec import encode
+from tidebox.protocols.dataplane import frames
+from tidebox.sdk.closing import Closing
+from tidebox.sdk.errors import ConnectionLost
 from tidebox.sdk.http import Http
-from tidebox.sdk.sandboxes import frames
-from tidebox.sdk.sandboxes.results import Chunk, Ending, Exit, plain
+from tidebox.sdk.sandboxes.results import Chunk, Ending, ending_of
 from tidebox.sdk.sockets import Socket
 
 
@@ -18,7 +19,7 @@ async def introduce(http: Http, url: str, token: str) -> frames.AuthOk:
     """What a token is good for; raises if it is not."""
     socket = await Socket.open(http, url, token)
     try:
-        await socket.send(frames.encode("auth", token=token))
+        await socket.send(encode(frames.Auth(token)))
         frame = await _receive(socket)
     finally:
         await socket.close()
@@ -27,17 +28,23 @@ async def introduce(http: Http, url: str, token: str) -> frames.AuthOk:
     return frame
 
 
-async def _receive(socket: Socket) -> frames.Received:
+async def next_frame(socket: Socket) -> frames.Frame:
+    """The next frame of a type that is known."""
     while (message := await socket.receive()) is not None:
-        frame = frames.decode(message)
-        if isinstance(frame, frames.Error):
-            raise socket.failed(frame.error)
-        if frame is not None:
+        if (frame := frames.decode_frame(message)) is not None:
             return frame
     raise ConnectionLost("the sandbox closed the connection before the program was over")
 
 
-class AsyncProcess:
+async def _receive(socket: Socket) -> frames.Frame:
+    """The same, but an error that the sandbox tells of is raised."""
+    frame = await next_frame(socket)
+    if isinstance(frame, frames.Error):
+        raise socket.failed(frame.error)
+    return frame
+
+
+class AsyncProcess(Closing):
     """A program that runs in a sandbox; iterate over it for its output as it comes.
 
     One task reads. Closing it ends the program, unless that was started to go on without anybody.
@@ -54,9 +61,9 @@ class AsyncProcess:
         """Where its output, of both streams together, goes on after what was read; known if it has an id."""
 
     @classmethod
-    async def start(cls, http: Http, url: str, token: str, request: Mapping[str, Any]) -> Self:
+    async def start(cls, http: Http, url: str, token: str, request: frames.Start) -> Self:
         """Start a program, or attach to one, as the ``start`` frame says."""
-        message = frames.encode("start", **request)
+        message = encode(request)
         process = cls(await Socket.open(http, url, token))
         try:
             await process._socket.send(message)
@@ -81,14 +88,11 @@ class AsyncProcess:
         while self._ending is None:
             frame = await _receive(self._socket)
             if isinstance(frame, frames.Stdout | frames.Stderr):
-                try:
-                    data = plain(frame.data, frame.encoding)
-                except binascii.Error:
-                    raise ServerProtocolError("the sandbox sent output that is not base64") from None
-                self.offset = self.offset + len(data) if frame.offset is None else frame.offset
+                data = frame.bytes()
+                self.offset = frame.offset if isinstance(frame.offset, int) else self.offset + len(data)
                 return Chunk("stdout" if isinstance(frame, frames.Stdout) else "stderr", data)
-            if isinstance(frame, Exit):
-                self._ending = Ending(**frame.fields())
+            if isinstance(frame, frames.Exit):
+                self._ending = Ending(**ending_of(frame))
                 await self.close()
         return None
 
@@ -101,30 +105,22 @@ class AsyncProcess:
 
     async def write(self, data: bytes | str) -> None:
         """Give it input; waits while it is too far behind with reading."""
-        for message in frames.stdin(data.encode() if isinstance(data, str) else data):
+        for message in frames.input_frames(data.encode() if isinstance(data, str) else data):
             await self._socket.send(message)
 
     async def end_input(self) -> None:
         """Let it read the end of its input."""
-        await self._socket.send(frames.encode("stdin", eof=True))
+        await self._socket.send(encode(frames.Stdin(eof=True)))
 
     async def signal(self, name: str) -> None:
         """Signal it: ``INT``, ``TERM``, ``KILL`` and so on."""
-        await self._socket.send(frames.encode("signal", signal=name))
+        await self._socket.send(encode(frames.Signal(name)))
 
     async def resize(self, rows: int, columns: int) -> None:
         """Give its terminal another size."""
-        await self._socket.send(frames.encode("resize", rows=rows, cols=columns))
+        await self._socket.send(encode(frames.Resize(rows, columns)))
 
     async def close(self) -> None:
         """End the connection, and with it the program, unless that was started to go on without anybody."""
         # One that ends by that may still write, and nobody wants to know.
         await self._socket.close(at_once=self._ending is None and self.id is None)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

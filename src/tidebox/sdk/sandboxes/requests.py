@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from tidebox.errors import InvalidRequest
+from tidebox.protocols.dataplane.frames import Start, Terminal, raw
+from tidebox.protocols.dataplane.routes import DEFAULT_OUTPUT_BYTES, ExecRequest
+
+# Of numbers of milliseconds, more cannot be told apart in JSON; there is no longer wait than some hundred years.
+_TOO_LONG_SECONDS = 1e10
 
 Command = Sequence[str] | str
 
@@ -53,20 +58,14 @@ def make_exec(
     stdin: str | None = None,
     timeout: float | None = None,
     output: int | None = None,
-) -> dict[str, Any]:
+) -> ExecRequest:
     """The request for a program that is waited for."""
-    return _said(
-        command=_words(command),
-        cwd=cwd,
-        env=None if env is None else dict(env),
-        stdin=stdin,
-        timeout_ms=_milliseconds(timeout),
-        max_output_bytes=output,
-    )
+    bound = DEFAULT_OUTPUT_BYTES if output is None else output
+    return ExecRequest(_words(command), cwd, dict(env or {}), stdin, _milliseconds(timeout), bound)
 
 
 def make_start(
-    command: Command,
+    command: Command | None = None,
     *,
     cwd: str | None = None,
     env: Mapping[str, str] | None = None,
@@ -74,30 +73,17 @@ def make_start(
     terminal: tuple[int, int] | None = None,
     timeout: float | None = None,
     detach: bool = False,
-) -> dict[str, Any]:
-    """The request for a program that is followed."""
-    told = make_shell(cwd=cwd, env=env, terminal=terminal, detach=detach)
-    return told | _said(command=_words(command), stdin=stdin, timeout_ms=_milliseconds(timeout))
-
-
-def make_shell(
-    *,
-    cwd: str | None = None,
-    env: Mapping[str, str] | None = None,
-    terminal: tuple[int, int] | None = None,
-    detach: bool = False,
-) -> dict[str, Any]:
-    """The request for a login shell."""
-    return _said(
+) -> Start:
+    """The request for a program that is followed; without a command, for a login shell."""
+    return Start(
+        command=raw(None if command is None else _words(command)),
         cwd=cwd,
-        env=None if env is None else dict(env),
-        tty=None if terminal is None else {"rows": terminal[0], "cols": terminal[1]},
+        env=raw(None if env is None else dict(env)),
+        stdin=stdin,
+        tty=None if terminal is None else Terminal(*terminal),
+        timeout_ms=_milliseconds(timeout),
         on_disconnect="detach" if detach else "kill",
     )
-
-
-def _said(**given: Any) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _words(command: Command) -> list[str] | str:
@@ -107,6 +93,8 @@ def _words(command: Command) -> list[str] | str:
 def _milliseconds(seconds: float | None) -> int | None:
     if seconds is None:
         return None
-    if not 0 < seconds < math.inf:
-        raise InvalidRequest("timeout: give a number of seconds above 0", field="timeout")
+    if not 0 < seconds < _TOO_LONG_SECONDS:
+        raise InvalidRequest(
+            f"timeout: give a number of seconds above 0 and below {_TOO_LONG_SECONDS:g}", field="timeout"
+        )
     return math.ceil(seconds * 1000)

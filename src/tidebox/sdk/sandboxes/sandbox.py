@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from tidebox.errors import InvalidRequest, Unauthorized
 from tidebox.model.principal import ClientSource
+from tidebox.protocols.dataplane import routes
+from tidebox.protocols.dataplane.frames import Start
+from tidebox.sdk.closing import Closing
 from tidebox.sdk.errors import ClientClosed, SandboxRecreated
 from tidebox.sdk.http import Http
 from tidebox.sdk.sandboxes.files import AsyncFiles
 from tidebox.sdk.sandboxes.grants import Grant, from_config
 from tidebox.sdk.sandboxes.holding import Held
+from tidebox.sdk.sandboxes.plane import Plane
 from tidebox.sdk.sandboxes.process import AsyncProcess, introduce
 from tidebox.sdk.sandboxes.requests import (
     Command,
@@ -20,7 +23,6 @@ from tidebox.sdk.sandboxes.requests import (
     ShellOptions,
     StartOptions,
     make_exec,
-    make_shell,
     make_start,
 )
 from tidebox.sdk.sandboxes.results import ExecResult, executed
@@ -29,7 +31,7 @@ from tidebox.sdk.sandboxes.sources import Given
 Answer = TypeVar("Answer")
 
 
-class AsyncSandbox:
+class AsyncSandbox(Closing):
     """A box that lives on between programs, with a workspace that they share."""
 
     def __init__(self, http: Http, held: Held, grant: Grant, *, owns_http: bool = False) -> None:
@@ -40,7 +42,8 @@ class AsyncSandbox:
         self._closed = False
         self.recreated = grant.recreated
         """Whether there was another sandbox before, which is lost with all that was in it."""
-        self.files = AsyncFiles(http, held, self._use)
+        self._plane = Plane(http, self._use)
+        self.files = AsyncFiles(self._plane, held)
 
     @classmethod
     async def connect(
@@ -75,14 +78,6 @@ class AsyncSandbox:
         """What may be done in it; None where the server did not say."""
         return self._grant.capabilities
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def close(self) -> None:
         """Be done with it. The last who holds it releases it, with all that is in it, unless it is to be kept."""
         if self._closed:
@@ -105,12 +100,7 @@ class AsyncSandbox:
 
         See ``ExecOptions`` for what else can be said. Cancelling the call kills the program.
         """
-        request = make_exec(command, **options)
-
-        async def attempt(grant: Grant) -> bytes:
-            return await self._http.ask("POST", f"{grant.http_url}/exec", bearer=grant.token, content=request)
-
-        return executed(await self._use(attempt))
+        return executed(await self._plane.ask(routes.EXEC, make_exec(command, **options)))
 
     async def start(self, command: Command, **options: Unpack[StartOptions]) -> AsyncProcess:
         """Begin to run a program; see ``StartOptions`` for what else can be said."""
@@ -118,13 +108,13 @@ class AsyncSandbox:
 
     async def shell(self, **options: Unpack[ShellOptions]) -> AsyncProcess:
         """Open a login shell on a terminal; see ``ShellOptions`` for what else can be said."""
-        return await self._start(_shell_url, make_shell(**options))
+        return await self._start(_shell_url, make_start(**options))
 
     async def attach(self, process_id: str, offset: int = 0) -> AsyncProcess:
         """Go on with a program that was left running, from that place in its output or the oldest that is kept."""
-        return await self._start(_exec_url, {"process_id": process_id, "offset": offset})
+        return await self._start(_exec_url, Start(process_id=process_id, offset=offset))
 
-    async def _start(self, url_of: Callable[[Grant], str], request: Mapping[str, Any]) -> AsyncProcess:
+    async def _start(self, url_of: Callable[[Grant], str], request: Start) -> AsyncProcess:
         async def attempt(grant: Grant) -> AsyncProcess:
             return await AsyncProcess.start(self._http, url_of(grant), grant.token, request)
 

@@ -9,25 +9,34 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
-from urllib.parse import quote
 
-from tidebox.errors import InvalidRequest, NotFound, SandboxStarting, Unauthorized
-from tidebox.sdk.errors import ConnectionLost, ServerProtocolError
-from tidebox.sdk.http import Http
+import msgspec
+
+from tidebox.errors import InvalidRequest, NotFound, SandboxStarting, ServerProtocolError, Unauthorized
+from tidebox.model.limits import MIB
+from tidebox.model.outward import EgressAsk
+from tidebox.model.packages import NO_PACKAGES, Packages
+from tidebox.protocols import access
+from tidebox.protocols.access import AcquireRequest, ActorType, ReleaseRequest, ScopeType, SessionRequest, session_path
+from tidebox.protocols.codec import decode, encode
+from tidebox.sdk.errors import ConnectionLost
+from tidebox.sdk.http import Http, timed_out
+from tidebox.sdk.interpreter.results import Page
 from tidebox.sdk.sandboxes.grants import Grant, from_negotiation, from_session, with_token
-from tidebox.sdk.target import Target
+from tidebox.sdk.sandboxes.results import SandboxInfo
 
-ScopeType = Literal["thread", "workspace", "assistant", "deployment"]
 Mode = Literal["ensure", "get"]
-ActorType = Literal["human", "agent"]
 
-_SESSIONS = "/v1/sandbox/sessions"
 # A server that has not made a sandbox by then is not about to.
 STARTING_SECONDS = 120.0
+# Those that it puts into the sandbox may have to be fetched first.
+PACKAGES_SECONDS = 600.0
 _PAUSE_SECONDS = 1.0
 # For what is answered without making anything.
 _ANSWER_SECONDS = 30.0
+_MAX_ANSWER_BYTES = MIB
 
 
 class Source(Protocol):
@@ -46,27 +55,55 @@ class Source(Protocol):
 class Control:
     """A server, and who we are to it."""
 
-    def __init__(self, http: Http, target: Target) -> None:
+    def __init__(self, http: Http, url: str, key: str | None) -> None:
         self.http = http
-        self.url = target.http_url
-        self._key = target.key
+        self.url = url
+        self._key = key
 
     async def ask(
         self,
         method: str,
         path: str,
-        content: Mapping[str, Any] | None = None,
+        content: Any = None,
         *,
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> bytes:
-        """The answer to a request."""
-        url = self.url + path
-        return await asked(self.http, method, url, self._key, content, headers=headers, seconds=seconds)
+        """The answer to a request, sent again where a connection was lost, but not where time was."""
 
-    async def ask_until_started(self, path: str, content: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
+        async def attempt() -> bytes:
+            return await self.http.ask(
+                method,
+                self.url + path,
+                bearer=self._key,
+                content=content,
+                headers=headers,
+                seconds=seconds,
+                limit=_MAX_ANSWER_BYTES,
+            )
+
+        try:
+            return await attempt()
+        except ConnectionLost as error:
+            if timed_out(error):
+                raise
+        return await attempt()
+
+    async def list_sandboxes(self, *, everybody: bool, limit: int, offset: int) -> Page[SandboxInfo]:
+        """The sandboxes of the caller, or of everybody."""
+        query = f"?limit={limit}&offset={offset}" + ("&everybody=true" if everybody else "")
+        answer = await self.ask("GET", access.SESSIONS + query, seconds=_ANSWER_SECONDS)
+        return decode(Page[SandboxInfo], answer)
+
+    async def release(self, session_id: str) -> None:
+        """End a sandbox."""
+        await self.ask("DELETE", session_path(session_id), seconds=_ANSWER_SECONDS)
+
+    async def ask_until_started(
+        self, path: str, content: Any, headers: Mapping[str, str], seconds: float = STARTING_SECONDS
+    ) -> bytes:
         """The same for a sandbox that may have to be made first, which the server may not want to be waited for."""
-        deadline = time.monotonic() + STARTING_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 return await self.ask("POST", path, content, headers=headers)
@@ -75,6 +112,17 @@ class Control:
                 if time.monotonic() + pause > deadline:
                     raise
                 await asyncio.sleep(pause)
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a sandbox has if it is made."""
+
+    packages: Packages = NO_PACKAGES
+    egress: EgressAsk | None = None
+
+
+NO_EXTRAS = Extras()
 
 
 class Session:
@@ -88,25 +136,34 @@ class Session:
         mode: Mode,
         capabilities: frozenset[str] | None,
         actor: ActorType | None,
+        extras: Extras,
     ) -> None:
         self._control = control
-        scope = {"thread_id": scope_id} if scope_type == "thread" else {"scope": {"type": scope_type, "id": scope_id}}
-        self._request: dict[str, Any] = {**scope, "mode": mode}
-        if capabilities is not None:
-            self._request["requested_capabilities"] = sorted(capabilities)
-        if actor is not None:
-            self._request["actor"] = {"type": actor}
+        packages, egress = extras.packages, extras.egress
+        self._seconds = PACKAGES_SECONDS if packages else STARTING_SECONDS
+        thread = scope_type == "thread"
+        self._request = SessionRequest(
+            thread_id=scope_id if thread else None,
+            scope=None if thread else access.Scope(scope_type, scope_id),
+            mode=mode,
+            actor=None if actor is None else access.Actor(actor),
+            requested_capabilities=None if capabilities is None else sorted(capabilities),
+            packages=access.Packages(**packages.shown()) if packages else None,
+            network_policy=None if egress is None else "allowlist",
+            egress=None if egress is None else msgspec.convert(egress.shown(), access.Egress),
+        )
 
     async def ask(self, last: Grant | None) -> Grant:
         # The same for every attempt: they are one request.
-        headers = {"Idempotency-Key": secrets.token_hex(16)} if self._request["mode"] == "ensure" else {}
-        grant = from_session(await self._control.ask_until_started(_SESSIONS, self._request, headers))
+        headers = {"Idempotency-Key": secrets.token_hex(16)} if self._request.mode == "ensure" else {}
+        answer = await self._control.ask_until_started(access.SESSIONS, self._request, headers, self._seconds)
+        grant = from_session(answer)
         if grant.session_id is None:
             raise ServerProtocolError("the server's answer does not name the session")
         return grant
 
     async def refresh(self, grant: Grant) -> Grant:
-        answer = await self._control.ask("POST", f"{_path(grant)}/refresh", {}, seconds=_ANSWER_SECONDS)
+        answer = await self._control.ask("POST", _path(grant, "/refresh"), {}, seconds=_ANSWER_SECONDS)
         fresh = with_token(grant, answer)
         if fresh.capabilities != grant.capabilities:
             # The server goes by what the binding was last asked for, and that may have been somebody else's request.
@@ -120,9 +177,69 @@ class Session:
             pass  # somebody else was faster
 
 
-def _path(grant: Grant) -> str:
+class Bound:
+    """A session that was asked for before, by its id: whoever holds it here neither makes nor ends it."""
+
+    def __init__(self, control: Control, session_id: str) -> None:
+        self._control = control
+        self._id = _checked(session_id)
+
+    async def ask(self, last: Grant | None) -> Grant:
+        token = _fields(await self._refreshed())
+        shown = _fields(await self._control.ask("GET", session_path(self._id), seconds=_ANSWER_SECONDS))
+        return from_session(encode({**shown, **token}))
+
+    async def refresh(self, grant: Grant) -> Grant:
+        return with_token(grant, await self._refreshed())
+
+    async def release(self, grant: Grant) -> None:
+        await self._control.release(self._id)
+
+    async def _refreshed(self) -> bytes:
+        return await self._control.ask("POST", session_path(self._id, "/refresh"), {}, seconds=_ANSWER_SECONDS)
+
+
+class Sessions:
+    """The session access protocol word for word: what the server answers, for programs that hand it on."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    async def acquire(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Access to the sandbox of a scope, which is made where the request's mode allows it."""
+        headers = {"Idempotency-Key": secrets.token_hex(16)} if request.get("mode", "ensure") == "ensure" else {}
+        seconds = PACKAGES_SECONDS if request.get("packages") else STARTING_SECONDS
+        return _fields(await self._control.ask_until_started(access.SESSIONS, request, headers, seconds))
+
+    async def refresh(self, session_id: str) -> dict[str, Any]:
+        """The next token."""
+        path = session_path(_checked(session_id), "/refresh")
+        return _fields(await self._control.ask("POST", path, {}, seconds=_ANSWER_SECONDS))
+
+    async def heartbeat(self, session_id: str) -> dict[str, Any]:
+        """Say that the sandbox is still needed."""
+        path = session_path(_checked(session_id), "/heartbeat")
+        return _fields(await self._control.ask("POST", path, {}, seconds=_ANSWER_SECONDS))
+
+    async def release(self, session_id: str) -> None:
+        """End the sandbox with everything in it."""
+        await self._control.release(_checked(session_id))
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    return decode(dict[str, Any], body)
+
+
+def _checked(session_id: str) -> str:
+    """An id that is one part of a path."""
+    if session_id in ("", ".", ".."):
+        raise InvalidRequest(f"not the id of a session: {session_id!r}", field="session_id")
+    return session_id
+
+
+def _path(grant: Grant, what: str = "") -> str:
     assert grant.session_id is not None
-    return f"{_SESSIONS}/{quote(grant.session_id, safe='')}"
+    return session_path(grant.session_id, what)
 
 
 class Negotiation:
@@ -130,21 +247,19 @@ class Negotiation:
 
     def __init__(self, control: Control, thread_id: str, assistant_id: str | None) -> None:
         self._control = control
-        self._request = {"thread_id": thread_id}
-        if assistant_id is not None:
-            self._request["assistant_id"] = assistant_id
+        self._request = AcquireRequest(thread_id, assistant_id)
 
     async def ask(self, last: Grant | None) -> Grant:
-        answer = await self._control.ask_until_started("/sandbox/acquire", self._request, {})
+        answer = await self._control.ask_until_started(access.ACQUIRE, self._request, {})
         return from_negotiation(answer, self._control.url)
 
     async def refresh(self, grant: Grant) -> Grant:
         return await renewed_by_token(self._control.http, grant)
 
     async def release(self, grant: Grant) -> None:
-        content = {"sandbox_id": grant.sandbox_id}
+        request = ReleaseRequest(grant.sandbox_id)
         try:
-            await self._control.ask("POST", "/sandbox/release", content, seconds=_ANSWER_SECONDS)
+            await self._control.ask("POST", access.RELEASE, request, seconds=_ANSWER_SECONDS)
         except NotFound:
             pass  # somebody else was faster
 
@@ -170,21 +285,5 @@ async def renewed_by_token(http: Http, grant: Grant) -> Grant:
     """The grant with the token that the last one gets."""
     if grant.refresh_url is None:
         raise Unauthorized("the token is not good any more, and nobody was named who could give another one")
-    return with_token(grant, await asked(http, "POST", grant.refresh_url, grant.token, {}, seconds=_ANSWER_SECONDS))
-
-
-async def asked(
-    http: Http,
-    method: str,
-    url: str,
-    bearer: str | None,
-    content: Mapping[str, Any] | None,
-    *,
-    headers: Mapping[str, str] | None = None,
-    seconds: float | None = None,
-) -> bytes:
-    """The answer to a request that can be repeated."""
-    try:
-        return await http.ask(method, url, bearer=bearer, content=content, headers=headers, seconds=seconds)
-    except ConnectionLost:
-        return await http.ask(method, url, bearer=bearer, content=content, headers=headers, seconds=seconds)
+    refresh = Control(http, grant.refresh_url, grant.token)
+    return with_token(grant, await refresh.ask("POST", "", {}, seconds=_ANSWER_SECONDS))

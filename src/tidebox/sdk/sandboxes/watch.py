@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Literal, NamedTuple, Self, get_args
+from collections.abc import AsyncIterator, Mapping
+from typing import Literal, NamedTuple, Protocol, Self, get_args
 from urllib.parse import urlencode
 
-import msgspec
-
-from tidebox.sdk.errors import ServerProtocolError
-from tidebox.sdk.failures import Told
+from tidebox.errors import ServerProtocolError
+from tidebox.protocols.codec import decode, encode, to_fields
+from tidebox.protocols.dataplane.frames import Auth, WatchFrame
+from tidebox.protocols.dataplane.routes import WatchRequest
+from tidebox.sdk.closing import Closing
 from tidebox.sdk.http import Http
-from tidebox.sdk.sandboxes import frames
 from tidebox.sdk.sandboxes.grants import Grant
-from tidebox.sdk.sandboxes.holding import Held
 from tidebox.sdk.sockets import Socket
 
 ChangeKind = Literal["created", "modified", "removed", "moved", "overflow"]
@@ -33,18 +31,14 @@ class Change(NamedTuple):
     is_directory: bool = False
 
 
-class _Frame(msgspec.Struct):
-    type: str
-    path: str = ""
-    source: str | None = None
-    entry: str = "file"
-    error: Told | None = None
+class Grants(Protocol):
+    """Tells when there is another grant."""
+
+    async def after(self, grant: Grant) -> Grant | None:
+        """The grant that comes after this one, as soon as it is there; None if none will come."""
 
 
-_decode = msgspec.json.Decoder(_Frame).decode
-
-
-class AsyncWatch:
+class AsyncWatch(Closing):
     """A directory that is watched; iterate over it for what changes there, until it is removed. One task reads."""
 
     def __init__(self, socket: Socket) -> None:
@@ -53,10 +47,17 @@ class AsyncWatch:
         self._showing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, http: Http, held: Held, grant: Grant, path: str, recursive: bool) -> Self:
+    async def open(
+        cls,
+        http: Http,
+        grants: Grants,
+        grant: Grant,
+        request: WatchRequest,
+        headers: Mapping[str, str] | None = None,
+    ) -> Self:
         """Begin to watch; what happens from now on is told."""
-        query = urlencode({"path": path, "recursive": "true" if recursive else "false"})
-        watch = cls(await Socket.open(http, f"{grant.watch_url}?{query}", grant.token))
+        query = urlencode(to_fields(request))
+        watch = cls(await Socket.open(http, f"{grant.watch_url}?{query}", grant.token, headers))
         try:
             frame = await watch._receive()
             if frame is None or frame.type != "ready":
@@ -64,9 +65,9 @@ class AsyncWatch:
         except BaseException:
             await watch.close()
             raise
-        watch._path = frame.path
+        watch._path = frame.path or request.path
         # A watch ends with its token, so each new one is shown.
-        watch._showing = asyncio.get_running_loop().create_task(watch._show_tokens(held, grant), name="tidebox watch")
+        watch._showing = asyncio.get_running_loop().create_task(watch._show_tokens(grants, grant), name="tidebox watch")
         return watch
 
     async def __aiter__(self) -> AsyncIterator[Change]:
@@ -78,7 +79,7 @@ class AsyncWatch:
         while (frame := await self._receive()) is not None:
             kind = next((known for known in _KINDS if known == frame.type), None)
             if kind is not None:
-                return Change(kind, frame.path or self._path, frame.source, frame.entry == "directory")
+                return Change(kind, frame.path or self._path, frame.source or None, frame.entry == "directory")
         return None
 
     async def close(self) -> None:
@@ -88,27 +89,16 @@ class AsyncWatch:
             await asyncio.wait([self._showing])
         await self._socket.close(at_once=True)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def _show_tokens(self, held: Held, grant: Grant) -> None:
-        while (fresh := await held.after(grant)) is not None and fresh.sandbox_id == grant.sandbox_id:
+    async def _show_tokens(self, grants: Grants, grant: Grant) -> None:
+        while (fresh := await grants.after(grant)) is not None and fresh.sandbox_id == grant.sandbox_id:
             grant = fresh
-            await self._socket.send(frames.encode("auth", token=grant.token))
+            await self._socket.send(encode(Auth(grant.token)))
 
-    async def _receive(self) -> _Frame | None:
+    async def _receive(self) -> WatchFrame | None:
         message = await self._socket.receive()
         if message is None:
             return None
-        try:
-            frame = _decode(message)
-        except (msgspec.DecodeError, UnicodeError) as error:
-            raise ServerProtocolError(f"the sandbox sent a frame that is not in the protocol: {error}") from None
-        if frame.error is not None:
+        frame = decode(WatchFrame, message)
+        if frame.error:
             raise self._socket.failed(frame.error)
         return frame

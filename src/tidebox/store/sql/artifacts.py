@@ -33,13 +33,15 @@ _ADD_HELD = (
 _FIRST_HELD = sa.insert(usage)
 
 
-def add(connection: sa.Connection, run_id: str, offered: Sequence[Artifact], user_limit: int | None) -> list[Artifact]:
+def add(
+    connection: sa.Connection, run_id: str, artifacts: Sequence[Artifact], *, user_limit: int | None = None
+) -> list[Artifact]:
     """Remember artifacts of a run and return those remembered, in their order."""
     user = connection.scalar(_OWNER, {"run_id": run_id})
     if user is None:
         raise NotFound("no such run", run_id=run_id)
     claims.lock_user(connection, user)
-    kept = fitting(offered, user_limit, held(connection, user))
+    kept = fitting(artifacts, user_limit, held(connection, user))
     if kept:
         try:
             connection.execute(_INSERT, [artifact_row(artifact) for artifact in kept])
@@ -83,7 +85,7 @@ def forget_artifacts(connection: sa.Connection, run_id: str, user: str) -> int:
     return int(size)
 
 
-def expired(connection: sa.Connection, now: float, limit: int) -> list[str]:
+def expired(connection: sa.Connection, now: float, limit: int = 1000) -> list[str]:
     """Ids of runs with artifacts whose time is over, those first that were to go first."""
     first = sa.func.min(_columns.expires_at)
     over = sa.select(_columns.run_id).where(_columns.expires_at <= stamp(now)).group_by(_columns.run_id)
@@ -104,7 +106,7 @@ def held(connection: sa.Connection, user: str) -> int:
     return connection.scalar(_HELD, {"user": user}) or 0
 
 
-def usages(connection: sa.Connection, limit: int, offset: int) -> list[tuple[str, int]]:
+def usages(connection: sa.Connection, limit: int = 50, offset: int = 0) -> list[tuple[str, int]]:
     """Users and how many bytes of artifacts they have, most first."""
     columns = usage.c
     query = sa.select(columns.user_id, columns.artifact_bytes).where(columns.artifact_bytes > 0)

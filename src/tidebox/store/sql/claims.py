@@ -49,7 +49,12 @@ def remember(connection: sa.Connection, answered: Answered) -> None:
 
 
 def list_answered(
-    connection: sa.Connection, endpoint: str | None, user: str | None, limit: int, offset: int
+    connection: sa.Connection,
+    *,
+    endpoint: str | None = None,
+    user: str | None = None,
+    limit: int = 50,
+    offset: int = 0,
 ) -> list[Answered]:
     """Answered claims, newest first."""
     query = sa.select(idempotency)

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from tidebox.errors import InvalidRequest, StoreUnavailable
+from tidebox.errors import InvalidRequest, StoreInDoubt, StoreUnavailable
 from tidebox.store.sql.sqlite_file import BUSY_SECONDS
 from tidebox.store.sql.upgrade import bring_up_to_date
 
@@ -66,13 +66,17 @@ class _Lane:
 
     async def run(self, operation: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         def transaction() -> _T:
+            committing = False
             try:
                 with self._engine.begin() as connection:
-                    return operation(connection, *args, **kwargs)
+                    found = operation(connection, *args, **kwargs)
+                    committing = True
+                return found
             except (exc.DataError, UnicodeEncodeError):
                 raise InvalidRequest("the request has characters that no database takes") from None
             except exc.SQLAlchemyError as error:
-                raise StoreUnavailable(f"the store cannot be used: {reason_of(error)}") from None
+                kind = StoreInDoubt if committing else StoreUnavailable
+                raise kind(f"the store cannot be used: {reason_of(error)}") from None
 
         try:
             done = asyncio.get_running_loop().run_in_executor(self._threads, transaction)
@@ -149,6 +153,14 @@ def open_sqlite(path: Path) -> Database:
     return Database(_Lane(reader, some), _Lane(writer, one), stepping, stepping)
 
 
+def open_memory() -> Database:
+    """Make a database in memory, on one connection: another one would have another database. Blocks."""
+    engine = _sqlite_engine(":memory:", 1, "BEGIN IMMEDIATE", ())
+    _bring_up_to_date(engine, "the database in memory")
+    lane = _Lane(engine, ThreadPoolExecutor(1, thread_name_prefix="store"))
+    return Database(lane, lane, lane, lane)
+
+
 def open_postgres(url: str) -> Database:
     """Connect to a PostgreSQL database and bring it up to date. Blocks."""
     try:
@@ -179,7 +191,7 @@ def _expect_haste(connection: sa.Connection) -> None:
     )
 
 
-def _sqlite_engine(path: Path, connections: int, begin: str, settings: tuple[str, ...]) -> sa.Engine:
+def _sqlite_engine(path: Path | str, connections: int, begin: str, settings: tuple[str, ...]) -> sa.Engine:
     engine = sa.create_engine(
         sa.URL.create("sqlite", database=str(path)),
         poolclass=sa.QueuePool,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from tidebox.model.node import Owner
-from tidebox.store.base import Estate, Pulse, Standing, id_taken
+from tidebox.store.base import Beat, Estate, Pulse, Standing, id_taken
 from tidebox.store.sql import bindings, runs
 from tidebox.store.sql.schema import nodes
 
@@ -28,22 +30,11 @@ _OWN = sa.and_(_columns.node_id == bindparam("of_node"), _columns.epoch == bindp
 _LEAVE = sa.update(nodes).where(_OWN).values(home="")
 
 
-def _is_silent(now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
-    lease: sa.BindParameter[float] = bindparam("lease", type_=sa.Double())
-    # A beat that is yet to come is one from before the clock was set back.
-    return sa.or_(_columns.beat_at < now - lease, _columns.beat_at > now + lease)
-
-
 # Written once: SQLAlchemy compiles a statement it knows only the first time.
 _BEAT = {name: sa.update(nodes).where(_OWN).values(beat_at=now) for name, now in _NOW.items()}
-_LOOK = {
-    name: sa.select(
-        sa.select(sa.func.count()).select_from(nodes).scalar_subquery(),
-        sa.or_(sa.exists().where(_is_silent(now)), runs.EXIST_WITHOUT_NODE, bindings.EXIST_WITHOUT_NODE),
-    )
-    for name, now in _NOW.items()
-}
-_FORGET = {name: sa.delete(nodes).where(_is_silent(now)) for name, now in _NOW.items()}
+_OTHERS = sa.select(_columns.node_id, _columns.epoch, _columns.beat_at).where(_columns.node_id != bindparam("of_node"))
+_LEFT = sa.select(sa.or_(runs.EXIST_WITHOUT_NODE, bindings.EXIST_WITHOUT_NODE))
+_FORGET = sa.delete(nodes).where(_OWN, _columns.beat_at == bindparam("last_beat"))
 
 
 def join(connection: sa.Connection, node_id: str, home: str, lease: float) -> Owner:
@@ -64,16 +55,20 @@ def join(connection: sa.Connection, node_id: str, home: str, lease: float) -> Ow
     return Owner(node_id, epoch)
 
 
-def beat(connection: sa.Connection, owner: Owner, lease: float) -> Pulse:
-    """Note that a node lives, and look whether one was silent for ``lease`` seconds."""
-    dialect = connection.dialect.name
-    if not connection.execute(_BEAT[dialect], _own(owner)).rowcount:
+def beat(connection: sa.Connection, owner: Owner) -> Pulse:
+    """Note that a node lives, and tell what was heard of others."""
+    if not connection.execute(_BEAT[connection.dialect.name], _own(owner)).rowcount:
         there = connection.execute(_FIND, {"of_node": owner.node_id}).first()
         # An older epoch is that of a database which has lost its last moments.
         superseded = there is not None and there.epoch > owner.epoch
         return Pulse(Standing.SUPERSEDED if superseded else Standing.FORGOTTEN)
-    count, lost = connection.execute(_LOOK[dialect], {"lease": lease}).one()
-    return Pulse(Standing.HELD, alone=count == 1, lost=bool(lost))
+    others = tuple(Beat(*row) for row in connection.execute(_OTHERS, {"of_node": owner.node_id}))
+    return Pulse(Standing.HELD, others, left=bool(connection.scalar(_LEFT)))
+
+
+def exists(connection: sa.Connection, node_id: str) -> bool:
+    """Whether there is such a node."""
+    return connection.execute(_FIND, {"of_node": node_id}).first() is not None
 
 
 def leave(connection: sa.Connection, owner: Owner) -> None:
@@ -81,18 +76,18 @@ def leave(connection: sa.Connection, owner: Owner) -> None:
     connection.execute(_LEAVE, _own(owner))
 
 
-def take_over(connection: sa.Connection, owner: Owner, lease: float, at: float) -> Estate | None:
-    """Forget nodes that were silent for ``lease`` seconds, and give ``owner`` what they left."""
-    dialect = connection.dialect.name
+def take_over(connection: sa.Connection, owner: Owner, silent: Sequence[Beat], at: float) -> Estate | None:
+    """Forget the nodes of which these are still the last beats, and give ``owner`` what lost nodes left."""
     # SQLite has only one writing transaction at a time.
-    if dialect == "postgresql" and not connection.scalar(_TRY_LOCK):
+    if connection.dialect.name == "postgresql" and not connection.scalar(_TRY_LOCK):
         return None
     # Whoever has joined anew meanwhile owns nothing here.
     there = connection.execute(_FIND, {"of_node": owner.node_id}).first()
     if there is None or there.epoch != owner.epoch:
         return Estate()
-    # A node that beats just now is waited for, and then it was not silent.
-    connection.execute(_FORGET[dialect], {"lease": lease})
+    for last in silent:
+        # A node that beats just now is waited for, and then this was not its last beat.
+        connection.execute(_FORGET, {**_own(Owner(last.node_id, last.epoch)), "last_beat": last.at})
     ended = runs.take_over(connection, owner, at)
     return Estate(
         runs=runs.taken_over_by(connection, owner),

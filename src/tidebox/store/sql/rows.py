@@ -62,6 +62,7 @@ def changing_columns(run: Run) -> dict[str, Any]:
         "cpu_time_sec": run.usage.cpu_seconds if run.usage is not None else None,
         "log_bytes": run.log_bytes,
         "artifact_bytes": run.artifact_bytes,
+        "image_digest": run.facts.image_digest,
         "search": _without_nul(searched(run)),
     }
 
@@ -76,7 +77,6 @@ def run_row(run: Run) -> dict[str, Any]:
         "runtime": facts.runtime,
         "runtime_version": facts.runtime_version,
         "base_image": facts.base_image,
-        "image_digest": facts.image_digest,
         "policy_hash": facts.policy_hash,
         "session_id": facts.session_id,
         "created_at": stamp(run.created_at),
@@ -112,13 +112,15 @@ def session_row(session: Session) -> dict[str, Any]:
         "state": session.state.value,
         "created_at": stamp(session.created_at),
         "expires_at": stamp(session.expires_at),
+        "node_id": session.node_id,
         "record": record_of(session),
     }
 
 
-def session_of(record: str, state: str, expires_at: str) -> Session:
+def session_of(record: str, state: str, expires_at: str, node_id: str) -> Session:
     """A session from its record, and from those columns that may be newer."""
-    return replace(_decode_session(record), state=SessionState(state), expires_at=moment(expires_at))
+    session = _decode_session(record)
+    return replace(session, state=SessionState(state), expires_at=moment(expires_at), node_id=node_id)
 
 
 def answered_row(answered: Answered) -> dict[str, Any]:

@@ -26,11 +26,21 @@ from tidebox.model.run import (
     ended,
     taken_over,
 )
+from tidebox.model.series import Course
 from tidebox.model.summary import Summary, Totals
 from tidebox.store.base import Creation, Holdings
 from tidebox.store.sql import claims, sessions
 from tidebox.store.sql.artifacts import forget_artifacts, having
-from tidebox.store.sql.rows import changing_columns, owner_columns, record_of, run_of, run_row, stamp, stamp_within
+from tidebox.store.sql.rows import (
+    changing_columns,
+    moment,
+    owner_columns,
+    record_of,
+    run_of,
+    run_row,
+    stamp,
+    stamp_within,
+)
 from tidebox.store.sql.schema import nodes, run_records, run_work, runs
 
 _columns = runs.c
@@ -249,7 +259,7 @@ def _has_index(query: RunQuery) -> bool:
     """Whether one index has all that is asked for, so that counting looks at nothing else."""
     asked = {
         name
-        for name in ("user", "session_id", "phase", "runtime", "base_image", "image_digest", "text")
+        for name in ("user", "session_id", "phase", "runtime", "base_image", "image_digest", "node_id", "text")
         if getattr(query, name) is not None
     }
     timed = any((query.started_from, query.started_to, query.finished_from, query.finished_to))
@@ -274,6 +284,8 @@ def _conditions(connection: sa.Connection, query: RunQuery, *, scan: bool) -> li
         )
         if wanted is not None
     ]
+    if query.node_id is not None:
+        conditions.append(_columns.node_id == query.node_id)
     if query.session_id is not None:
         conditions.append(_columns.session_id == query.session_id)
     for column, low, high in (
@@ -287,7 +299,24 @@ def _conditions(connection: sa.Connection, query: RunQuery, *, scan: bool) -> li
     if query.text is not None:
         position = sa.func.instr if sqlite else sa.func.strpos
         conditions.append(position(_columns.search, query.text.lower()) > 0)
+    if query.label is not None:
+        conditions.append(_has_label(*query.label, sqlite=sqlite))
     return conditions
+
+
+def _has_label(name: str, value: str, *, sqlite: bool) -> sa.ColumnElement[bool]:
+    """Whether a run has a label. Only its record tells."""
+    record = run_records.c.record
+    wanted: sa.ColumnElement[bool]
+    if sqlite:
+        labels = sa.func.json_each(record, "$.facts.labels").table_valued("key", "value")
+        wanted = sa.exists().where(labels.c.key == name, labels.c.value == value)
+    else:
+        # PostgreSQL reads nothing of a JSON text that has the one character in it that it does not take.
+        readable = sa.func.strpos(record, "\\u0000") == 0
+        found = sa.cast(record, sa.JSON)["facts"]["labels"][name].as_string() == value
+        wanted = sa.case((readable, found), else_=sa.false())
+    return sa.exists().where(run_records.c.run_id == _columns.id, wanted)
 
 
 def _unindexed(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
@@ -329,7 +358,7 @@ _TOTALS = (
 _TOTAL_NAMES = ("runs", "completed", "failed", "timed_out", "killed", "cpu_seconds", "log_bytes", "artifact_bytes")
 
 
-def summary(connection: sa.Connection, created_from: float | None, created_to: float | None, top: int) -> Summary:
+def summary(connection: sa.Connection, created_from: float | None, created_to: float | None, top: int = 10) -> Summary:
     """What the runs created in a time came to."""
     conditions = []
     if created_from is not None:
@@ -350,6 +379,35 @@ def summary(connection: sa.Connection, created_from: float | None, created_to: f
         by_runtime=dict(sorted(by_runtime.items())),
         top_users=tuple(sorted(by_user.items(), key=lambda item: (-item[1].runs, item[0]))[:top]),
     )
+
+
+_COURSE = sa.select(
+    _columns.user_id,
+    _columns.phase,
+    _columns.reason_code,
+    _columns.created_at,
+    _columns.started_at,
+    _columns.finished_at,
+    _columns.cpu_time_sec,
+).order_by(_columns.created_at.desc())
+
+
+def courses(connection: sa.Connection, begin: float, end: float, limit: int) -> list[Course]:
+    """What became of the runs that there were between two times, the newest first."""
+    there = sa.or_(_columns.finished_at.is_(None), _columns.finished_at >= stamp(begin))
+    found = connection.execute(_COURSE.where(_columns.created_at <= stamp(end), there).limit(limit))
+    return [
+        Course(
+            user=user,
+            phase=Phase(phase),
+            reason=reason,
+            created_at=moment(created),
+            started_at=moment(started) if started is not None else None,
+            finished_at=moment(finished) if finished is not None else None,
+            cpu_seconds=cpu or 0.0,
+        )
+        for user, phase, reason, created, started, finished, cpu in found
+    ]
 
 
 def _totals(values: Sequence[Any]) -> Totals:

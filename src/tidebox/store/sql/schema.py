@@ -118,6 +118,8 @@ sessions = sa.Table(
     _text("created_at"),
     _text("expires_at"),
     _text("record"),
+    # Where its files are.
+    _node_id(),
 )
 sa.Index("idx_sessions_user_created_at", sessions.c.user_id, sessions.c.created_at)
 sa.Index("idx_sessions_expires_at", sessions.c.expires_at)

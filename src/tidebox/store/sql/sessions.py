@@ -6,17 +6,20 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from tidebox.model.idempotency import Answered
+from tidebox.model.node import NOBODY
 from tidebox.model.session import Session, SessionState
 from tidebox.store.base import SessionCreation, SessionPage, SessionQuery
 from tidebox.store.sql import claims
 from tidebox.store.sql.rows import session_of, session_row, stamp
-from tidebox.store.sql.schema import sessions
+from tidebox.store.sql.schema import nodes, sessions
 
 _columns = sessions.c
 _INSERT = sa.insert(sessions)
-_WHOLE = sa.select(_columns.record, _columns.state, _columns.expires_at)
+_WHOLE = sa.select(_columns.record, _columns.state, _columns.expires_at, _columns.node_id)
 _FIND = _WHOLE.where(_columns.id == bindparam("session_id"))
 _COUNT = sa.select(sa.func.count()).where(_columns.user_id == bindparam("user"))
+_RECOVER_ALL = sa.update(sessions).values(node_id=bindparam("of_node"))
+_RECOVER = _RECOVER_ALL.where(_columns.node_id == NOBODY.node_id)
 _OWNER = sa.select(_columns.user_id).where(_columns.id == bindparam("session_id"))
 
 
@@ -88,9 +91,15 @@ def delete(connection: sa.Connection, session_id: str) -> bool:
     return bool(connection.execute(sa.delete(sessions).where(_columns.id == session_id)).rowcount)
 
 
-def expired(connection: sa.Connection, now: float) -> list[Session]:
-    """Sessions to be removed, oldest first."""
+def expired(connection: sa.Connection, now: float, node_id: str) -> list[Session]:
+    """Sessions that a node has to remove, oldest first."""
     over = sa.or_(_columns.expires_at <= stamp(now), _columns.state == SessionState.CLOSING.value)
-    return [
-        session_of(*row) for row in connection.execute(_WHOLE.where(over).order_by(_columns.created_at, _columns.id))
-    ]
+    # Of a lost node's session the row is all there is; its files go when that node is back.
+    own = sa.or_(_columns.node_id == node_id, _columns.node_id.not_in(sa.select(nodes.c.node_id)))
+    found = connection.execute(_WHOLE.where(over, own).order_by(_columns.created_at, _columns.id))
+    return [session_of(*row) for row in found]
+
+
+def recover(connection: sa.Connection, node_id: str, *, shared: bool) -> None:
+    """Make a node the owner of every session that can be its own."""
+    connection.execute(_RECOVER if shared else _RECOVER_ALL, {"of_node": node_id})

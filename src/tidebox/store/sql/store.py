@@ -1,4 +1,4 @@
-"""A store in a database: SQLite in a file, or PostgreSQL.
+"""A store in a database: SQLite in a file or in memory, or PostgreSQL.
 
 Importing this loads nothing of the database layer: that takes longer than all the rest of a server's start. A thread
 loads it, and opens the database, at the first use; whoever needs the store before waits for that.
@@ -7,35 +7,23 @@ loads it, and opens the database, at the first use; whoever needs the store befo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from tidebox.errors import StoreUnavailable
-from tidebox.model.artifact import Artifact
-from tidebox.model.idempotency import Answered, Claim
-from tidebox.model.listing import RunPage, RunQuery
+from tidebox.model.idempotency import Answered
 from tidebox.model.node import Owner
 from tidebox.model.run import STARTABLE, Run, Transition
 from tidebox.model.sandbox import Binding
-from tidebox.model.session import Session
-from tidebox.model.summary import Summary
-from tidebox.store.base import (
-    BindingCreation,
-    Bound,
-    Creation,
-    Estate,
-    Pulse,
-    SessionCreation,
-    SessionPage,
-    SessionQuery,
-    Store,
-)
+from tidebox.store.base import Beat, Creation, Estate, Store
 from tidebox.store.sql.sqlite_file import prepare
 from tidebox.store.sql.work_files import WorkFiles
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from tidebox.store.sql.database import Database
     from tidebox.store.sql.operations import Operations
 
@@ -44,6 +32,22 @@ _T = TypeVar("_T")
 
 # Some 30 ms, for which a new run may have to wait.
 _PRUNE_AT_ONCE = 50
+
+
+# The database layer is loaded late, so an operation is named by a function of what is loaded then.
+_Named = Callable[["type[Operations]"], Callable[Concatenate["Connection", _P], _T]]
+_Method = Callable[Concatenate["SqlStore", _P], Coroutine[Any, Any, _T]]
+
+
+def _method(lane: Literal["read", "write", "step", "beat"], operation: _Named[_P, _T]) -> _Method[_P, _T]:
+    """The method of a store that does one operation, by the method of ``Database`` that is called ``lane``."""
+
+    async def method(store: SqlStore, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        database, do = await store._ready()
+        found: _T = await getattr(database, lane)(operation(do), *args, **kwargs)
+        return found
+
+    return method
 
 
 class SqlStore(Store):
@@ -82,42 +86,54 @@ class SqlStore(Store):
 
         return self._open(), Operations
 
-    async def create_run(self, creation: Creation) -> Answered | None:
-        """Create a run, or return how its claim was answered before."""
-        database, do = await self._ready()
-        return await database.write(do.create_run, creation)
-
-    async def run(self, run_id: str) -> Run | None:
-        """The run of that id."""
-        database, do = await self._ready()
-        return await database.read(do.run, run_id)
-
-    async def advance_run(self, run: Run, step: Transition) -> Run | None:
-        """Take a run one step further and return it; None where it cannot take that step."""
-        database, do = await self._ready()
-        return await database.step(do.advance_run, run, step)
-
-    async def list_runs(self, query: RunQuery) -> RunPage:
-        """Runs in the order asked for; those without the time that is sorted by come last."""
-        database, do = await self._ready()
-        return await database.read(do.list_runs, query)
+    create_run = _method("write", lambda do: do.create_run)
+    run = _method("read", lambda do: do.run)
+    advance_run = _method("step", lambda do: do.advance_run)
+    list_runs = _method("read", lambda do: do.list_runs)
+    answered = _method("read", lambda do: do.answered)
+    list_answered = _method("read", lambda do: do.list_answered)
+    create_session = _method("write", lambda do: do.create_session)
+    session = _method("read", lambda do: do.session)
+    list_sessions = _method("read", lambda do: do.list_sessions)
+    extend_session = _method("write", lambda do: do.extend_session)
+    close_session = _method("write", lambda do: do.close_session)
+    delete_session = _method("write", lambda do: do.delete_session)
+    expired_sessions = _method("read", lambda do: do.expired_sessions)
+    add_artifacts = _method("write", lambda do: do.add_artifacts)
+    artifacts = _method("read", lambda do: do.artifacts)
+    artifact = _method("read", lambda do: do.artifact)
+    delete_artifacts = _method("write", lambda do: do.delete_artifacts)
+    expired_artifacts = _method("read", lambda do: do.expired_artifacts)
+    having_artifacts = _method("read", lambda do: do.having_artifacts)
+    artifact_bytes = _method("read", lambda do: do.artifact_bytes)
+    artifact_usage = _method("read", lambda do: do.artifact_usage)
+    summary = _method("read", lambda do: do.summary)
+    courses = _method("read", lambda do: do.courses)
+    create_binding = _method("write", lambda do: do.create_binding)
+    binding = _method("read", lambda do: do.binding)
+    save_binding = _method("step", lambda do: do.save_binding)
+    delete_binding = _method("write", lambda do: do.delete_binding)
+    prune_bindings = _method("write", lambda do: do.prune_bindings)
+    join_node = _method("write", lambda do: do.join_node)
+    beat = _method("beat", lambda do: do.beat)
+    has_node = _method("read", lambda do: do.has_node)
+    leave_node = _method("beat", lambda do: do.leave_node)
+    take_over = _method("write", lambda do: do.take_over)
 
     async def recover_runs(self, owner: Owner) -> list[tuple[Run, bytes | None]]:
         """Make ``owner`` the owner of every unfinished run that can be its own, and return them."""
         database, do = await self._ready()
         return await database.write(do.recover_runs, owner, shared=self.shared)
 
-    async def answered(self, claim: Claim, valid_after: float) -> Answered | None:
-        """How a claim was answered; raises ``IdempotencyConflict`` if that was another body."""
+    async def recover_sessions(self, node_id: str) -> None:
+        """Make a node the owner of every session that can be its own."""
         database, do = await self._ready()
-        return await database.read(do.answered, claim, valid_after)
+        await database.write(do.recover_sessions, node_id, shared=self.shared)
 
-    async def list_answered(
-        self, *, endpoint: str | None = None, user: str | None = None, limit: int = 50, offset: int = 0
-    ) -> list[Answered]:
-        """Answered claims, newest first."""
+    async def recover_bindings(self, node_id: str) -> list[Binding]:
+        """Make a node the owner of every binding that can be its own and has not ended, and return them."""
         database, do = await self._ready()
-        return await database.read(do.list_answered, endpoint, user, limit, offset)
+        return await database.write(do.recover_bindings, node_id, shared=self.shared)
 
     async def prune(self, *, claims_before: float, runs_before: float) -> None:
         """Forget claims made, and runs finished, before these times, some at a time."""
@@ -126,137 +142,24 @@ class SqlStore(Store):
         while await database.write(do.prune_runs, runs_before, _PRUNE_AT_ONCE) == _PRUNE_AT_ONCE:
             pass
 
-    async def create_session(self, creation: SessionCreation) -> Answered | None:
-        """Create a session, or return how its claim was answered before."""
-        database, do = await self._ready()
-        return await database.write(do.create_session, creation)
 
-    async def session(self, session_id: str) -> Session | None:
-        """The session of that id."""
-        database, do = await self._ready()
-        return await database.read(do.session, session_id)
+class MemoryStore(SqlStore):
+    """Keeps everything in this process's memory: nothing of it survives, which is what throw-away servers want."""
 
-    async def list_sessions(self, query: SessionQuery) -> SessionPage:
-        """Sessions, newest first."""
-        database, do = await self._ready()
-        return await database.read(do.list_sessions, query)
+    mode = "memory"
+    durable = False
+    shared = False
 
-    async def extend_session(self, session_id: str, expires_at: float) -> Session | None:
-        """Let an active session live until then and return it."""
-        database, do = await self._ready()
-        return await database.write(do.extend_session, session_id, expires_at)
+    def __init__(self) -> None:
+        super().__init__(self._make)
 
-    async def close_session(self, session_id: str) -> Session | None:
-        """Let a session take no more runs and return it."""
-        database, do = await self._ready()
-        return await database.write(do.close_session, session_id)
+    def _make(self) -> Database:
+        from tidebox.store.sql.database import open_memory
 
-    async def delete_session(self, session_id: str) -> bool:
-        """Forget a session; False where there was none."""
-        database, do = await self._ready()
-        return await database.write(do.delete_session, session_id)
+        return open_memory()
 
-    async def expired_sessions(self, now: float) -> list[Session]:
-        """Sessions to be removed, oldest first."""
-        database, do = await self._ready()
-        return await database.read(do.expired_sessions, now)
-
-    async def add_artifacts(
-        self, run_id: str, artifacts: Sequence[Artifact], *, user_limit: int | None = None
-    ) -> list[Artifact]:
-        """Remember artifacts of a run and return those remembered, in their order."""
-        database, do = await self._ready()
-        return await database.write(do.add_artifacts, run_id, artifacts, user_limit)
-
-    async def artifacts(self, run_id: str) -> list[Artifact]:
-        """The artifacts of a run, by path."""
-        database, do = await self._ready()
-        return await database.read(do.artifacts, run_id)
-
-    async def artifact(self, run_id: str, path: str) -> Artifact | None:
-        """One artifact of a run."""
-        database, do = await self._ready()
-        return await database.read(do.artifact, run_id, path)
-
-    async def delete_artifacts(self, run_id: str) -> int:
-        """Forget the artifacts of a run and return how many bytes they had."""
-        database, do = await self._ready()
-        return await database.write(do.delete_artifacts, run_id)
-
-    async def expired_artifacts(self, now: float, limit: int = 1000) -> list[str]:
-        """Ids of runs with artifacts whose time is over."""
-        database, do = await self._ready()
-        return await database.read(do.expired_artifacts, now, limit)
-
-    async def having_artifacts(self, run_ids: Sequence[str]) -> set[str]:
-        """Those of the runs that have artifacts."""
-        database, do = await self._ready()
-        return await database.read(do.having_artifacts, run_ids)
-
-    async def artifact_bytes(self, user: str) -> int:
-        """How many bytes of artifacts a user has."""
-        database, do = await self._ready()
-        return await database.read(do.artifact_bytes, user)
-
-    async def artifact_usage(self, limit: int = 50, offset: int = 0) -> list[tuple[str, int]]:
-        """Users and how many bytes of artifacts they have, most first."""
-        database, do = await self._ready()
-        return await database.read(do.artifact_usage, limit, offset)
-
-    async def summary(self, created_from: float | None, created_to: float | None, top: int = 10) -> Summary:
-        """What the runs created in a time came to."""
-        database, do = await self._ready()
-        return await database.read(do.summary, created_from, created_to, top)
-
-    async def create_binding(self, creation: BindingCreation) -> Bound:
-        """The binding of a scope: the one it has, or else the new one."""
-        database, do = await self._ready()
-        return await database.write(do.create_binding, creation)
-
-    async def binding(self, binding_id: str) -> Binding | None:
-        """The binding of that id, ended or not."""
-        database, do = await self._ready()
-        return await database.read(do.binding, binding_id)
-
-    async def save_binding(self, binding: Binding) -> bool:
-        """Replace what is known of a binding that has not ended."""
-        database, do = await self._ready()
-        return await database.step(do.save_binding, binding)
-
-    async def delete_binding(self, binding_id: str) -> bool:
-        """Forget a binding; False where there was none."""
-        database, do = await self._ready()
-        return await database.write(do.delete_binding, binding_id)
-
-    async def recover_bindings(self, node_id: str) -> list[Binding]:
-        """Make a node the owner of every binding that can be its own and has not ended, and return them."""
-        database, do = await self._ready()
-        return await database.write(do.recover_bindings, node_id, shared=self.shared)
-
-    async def prune_bindings(self, ended_before: float) -> None:
-        """Forget bindings that ended before this time."""
-        database, do = await self._ready()
-        await database.write(do.prune_bindings, ended_before)
-
-    async def join_node(self, node_id: str, home: str, lease: float) -> Owner:
-        """Make a server a node, with a higher epoch than any that had its id before."""
-        database, do = await self._ready()
-        return await database.write(do.join_node, node_id, home, lease)
-
-    async def beat(self, owner: Owner, lease: float) -> Pulse:
-        """Note that a node lives, and look whether one was silent for ``lease`` seconds."""
-        database, do = await self._ready()
-        return await database.beat(do.beat, owner, lease)
-
-    async def leave_node(self, owner: Owner) -> None:
-        """Let a server of another home have the node's id."""
-        database, do = await self._ready()
-        await database.beat(do.leave_node, owner)
-
-    async def take_over(self, owner: Owner, lease: float, at: float) -> Estate | None:
-        """Forget nodes that were silent for ``lease`` seconds, and give ``owner`` what they left."""
-        database, do = await self._ready()
-        return await database.write(do.take_over, owner, lease, at)
+    async def start(self) -> None:
+        """It is made at the first use."""
 
 
 class SqliteStore(SqlStore):
@@ -319,9 +222,9 @@ class SqliteStore(SqlStore):
         # Earlier versions kept it in the database.
         return [(run, work or await self._with_work(self._work.find, run.id)) for run, work in found]
 
-    async def take_over(self, owner: Owner, lease: float, at: float) -> Estate | None:
-        """Forget nodes that were silent for ``lease`` seconds, and give ``owner`` what they left."""
-        estate = await super().take_over(owner, lease, at)
+    async def take_over(self, owner: Owner, silent: Sequence[Beat], at: float) -> Estate | None:
+        """Forget the nodes of which these are still the last beats, and give ``owner`` what lost nodes left."""
+        estate = await super().take_over(owner, silent, at)
         if estate is None:
             return None
         for run in estate.ended:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tidebox.errors import StoreUnavailable
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """From the first to the one this program works with; each but the last has a migration to the next."""
 HEAD = REVISIONS[-1]
 

@@ -1,0 +1,19 @@
+"""What helps against an error, where that can be said in half a line."""
+
+from __future__ import annotations
+
+from tidebox.errors import TideboxError
+
+_BY_CODE = {
+    "server_unreachable": "'tidebox serve' starts one here, --server URL names another",
+    "unauthorized": "'tidebox login URL' stores a key, TIDEBOX_API_KEY gives one",
+    "connection_lost": "try again",
+    "queue_full": "try again later",
+    "rate_limited": "try again later",
+}
+
+
+def advised(error: TideboxError) -> str:
+    """The message of an error, with what helps."""
+    advice = error.details.get("advice") or _BY_CODE.get(error.code)
+    return f"{error.message} ({advice})" if advice else error.message

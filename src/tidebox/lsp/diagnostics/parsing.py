@@ -1,0 +1,55 @@
+"""All parsers on all output: which problems a run had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from tidebox.lsp.diagnostics import go, java, node, python, shell
+from tidebox.lsp.diagnostics import pytest as pytest_
+from tidebox.lsp.diagnostics.problems import MAX_PROBLEMS, Kind, Problem, split_lines, without_controls
+
+
+class _Language(NamedTuple):
+    name: str
+    hints: tuple[str, ...]
+    """An output without any of these has nothing for the parser."""
+    parse: Callable[[Sequence[str]], Iterator[Problem]]
+
+
+# A program may start others in other languages, so all are tried; the formats tell them apart.
+LANGUAGES = (
+    _Language("python", python.HINTS, python.parse),
+    _Language("pytest", pytest_.HINTS, pytest_.parse),
+    _Language("node", node.HINTS, node.parse),
+    _Language("go", go.HINTS, go.parse),
+    _Language("java", java.HINTS, java.parse),
+    _Language("shell", shell.HINTS, shell.parse),
+)
+
+
+def find_problems(stdout: str, stderr: str) -> list[Problem]:
+    """What went wrong in a run, from what it printed: reports first, then the error that ended it, then warnings."""
+    of_errors, of_output = _parse(stderr), _parse(stdout)
+    reports = [problem for problem in of_errors + of_output if problem.kind is Kind.REPORT]
+    # A traceback on standard output is one that somebody printed, unless there is no other.
+    crashes = [problem for problem in of_errors if problem.kind is Kind.CRASH] or [
+        problem for problem in of_output if problem.kind is Kind.CRASH and not reports
+    ]
+    warnings = [problem for problem in of_errors + of_output if problem.kind is Kind.WARNING]
+    return list(dict.fromkeys(reports + crashes + warnings))[:MAX_PROBLEMS]
+
+
+def _parse(text: str) -> list[Problem]:
+    text = without_controls(text)
+    lines: list[str] | None = None
+    found: list[Problem] = []
+    for language in LANGUAGES:
+        if any(hint in text for hint in language.hints):
+            lines = split_lines(text) if lines is None else lines
+            for problem in language.parse(lines):
+                found.append(problem)
+                # Twice as many as are kept: a parser may yield more than one for the same place.
+                if len(found) >= 2 * MAX_PROBLEMS:
+                    return found
+    return found

@@ -1,0 +1,113 @@
+"""From the places that a program named to places in files that were sent to it, and to no others."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from tidebox.lsp.diagnostics.problems import Frame, Kind, Problem
+from tidebox.model.launch import WORKSPACE
+
+# Directories of code that is not the user's own, wherever they are.
+VENDOR = frozenset(
+    {"site-packages", "dist-packages", "node_modules", "vendor", "third_party", ".venv", "venv", ".tox", ".nox"}
+)
+MAX_RELATED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a file that was sent; ``path`` is relative to the workspace, numbers count from 1."""
+
+    path: str
+    line: int
+    column: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What an editor shows at a line."""
+
+    place: Place
+    message: str
+    warning: bool
+    related: tuple[tuple[Place, str], ...] = ()
+
+
+class Sent:
+    """The files that a program was given; ``count_lines`` says how many lines one of them has."""
+
+    def __init__(self, paths: Iterable[str], count_lines: Callable[[str], int]) -> None:
+        self._paths = frozenset(paths)
+        self._count_lines = count_lines
+        self._by_name: dict[str, list[str]] = {}
+        for path in self._paths:
+            self._by_name.setdefault(posixpath.basename(path), []).append(path)
+
+    def find(self, frame: Frame) -> Place | None:
+        """Where that is; None if it is in no file that was sent."""
+        path = self._path(frame.path)
+        if path is None:
+            return None
+        line = min(max(frame.line, 1), max(self._count_lines(path), 1))
+        return Place(path, line, frame.column if line == frame.line else None)
+
+    def _path(self, named: str) -> str | None:
+        path = unquote(named.removeprefix("file://")) if named.startswith("file://") else named
+        path = path.replace("\\", "/")
+        if path.startswith("/"):
+            if not path.startswith(WORKSPACE + "/"):
+                return None
+            path = path[len(WORKSPACE) + 1 :]
+        path = posixpath.normpath(path)
+        if path in self._paths:
+            return path
+        # Some tools name a file relative to its package.
+        matching = [each for each in self._by_name.get(posixpath.basename(path), ()) if each.endswith("/" + path)]
+        return matching[0] if len(matching) == 1 else None
+
+
+def mark(problems: Iterable[Problem], sent: Sent) -> list[Mark]:
+    """What can be shown in the files that were sent; each line and message once."""
+    marks: dict[tuple[str, int, str], Mark] = {}
+    for problem in problems:
+        found = _mark(problem, sent)
+        if found is not None:
+            marks.setdefault((found.place.path, found.place.line, found.message), found)
+    return list(marks.values())
+
+
+def elsewhere(problems: Sequence[Problem]) -> tuple[str, Frame] | None:
+    """The message and the place in the box of the first error that has one."""
+    for problem in problems:
+        if problem.kind is not Kind.WARNING and problem.frames:
+            return problem.message, problem.frames[0]
+    return None
+
+
+def _mark(problem: Problem, sent: Sent) -> Mark | None:
+    own = list(_own(problem.frames, sent))
+    # An error in a library that the program wrapped may have the program's only place.
+    of_causes = [(place, cause) for cause in problem.causes for place, _ in list(_own(cause.frames, sent))[:1]]
+    if not own and not of_causes:
+        return None
+    place = own[0][0] if own else of_causes[0][0]
+    related = [(at, f"called by {frame.function}" if frame.function else "called here") for at, frame in own[1:]]
+    causes = []
+    for cause in problem.causes:
+        at = next((each for each, _ in _own(cause.frames, sent)), place)
+        causes.append((at, f"caused by {cause.message}"))
+    return Mark(place, problem.message, problem.kind is Kind.WARNING, tuple((causes + related)[:MAX_RELATED]))
+
+
+def _own(frames: Iterable[Frame], sent: Sent) -> Iterator[tuple[Place, Frame]]:
+    """The places of frames in files that were sent and are the user's own; a recursion has each but once."""
+    seen = set()
+    for frame in frames:
+        if VENDOR.isdisjoint(frame.path.replace("\\", "/").split("/")):
+            place = sent.find(frame)
+            if place is not None and place not in seen:
+                seen.add(place)
+                yield place, frame

@@ -1,0 +1,159 @@
+"""How files reach a run. Few travel with its request. Many are kept on the server, in a session of the folder, and only
+what changed since the last run is sent; if a program left anything else there than it found, the next run has a session
+of its own, so that every run has the folder as it is and nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidebox.errors import Conflict, Expired, NotFound, TideboxError
+from tidebox.lsp.gathering import Gathered, Gatherer, Signature
+from tidebox.model.limits import MIB
+from tidebox.sdk.interpreter.client import AsyncInterpreter
+
+# What a request may have of files within it.
+INLINE_BYTES, INLINE_FILES = MIB, 1000
+_SESSION_SECONDS = 3600.0
+_CLOSE_SECONDS = 5.0
+_TERMS = ("base_image", "runtime", "packages")
+"""What is said of a session, and not of the runs in it."""
+
+Listing = dict[str, tuple[int, Any]]
+
+
+@dataclass(slots=True)
+class _Session:
+    id: str
+    terms: dict[str, Any]
+    sent: dict[str, Signature | bytes] = field(default_factory=dict)
+    """Path -> what was sent: the file on the disk, or the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What a run is told of its files, and what these are."""
+
+    options: dict[str, Any]
+    sent_files: int
+    """How many had to be sent."""
+
+
+class Sender:
+    """The way of one folder's files to the server."""
+
+    def __init__(self, client: AsyncInterpreter, gatherer: Gatherer) -> None:
+        self._client = client
+        self._gatherer = gatherer
+        self._session: _Session | None = None
+        # Runs in a session come one after the other.
+        self._turn = asyncio.Lock()
+
+    async def close(self) -> None:
+        """Leave nothing on the server."""
+        await self._forget()
+
+    @asynccontextmanager
+    async def sent(self, gathered: Gathered, options: Mapping[str, Any]) -> AsyncIterator[Sending]:
+        """The files, for one run within this context."""
+        if gathered.bytes <= INLINE_BYTES and len(gathered.texts) + len(gathered.files) <= INLINE_FILES:
+            files = await asyncio.to_thread(self._contents, gathered, list(gathered.files))
+            yield Sending({**options, "files": files or None}, len(files))
+            return
+        async with self._turn:
+            terms = {name: options.get(name) for name in _TERMS}
+            session, listing, sent = await self._synchronized(gathered, terms)
+            # A cache of compiled modules would be something that it left.
+            env = {"PYTHONDONTWRITEBYTECODE": "1", **(options.get("env") or {})}
+            rest = {name: value for name, value in options.items() if name not in _TERMS}
+            ended = False
+            try:
+                yield Sending({**rest, "env": env, "session_id": session.id}, sent)
+                ended = True
+            finally:
+                # A run that was given up may still be changing it.
+                if not ended or not await self._unchanged(session, listing):
+                    await self._forget()
+
+    def _contents(self, gathered: Gathered, paths: list[str]) -> dict[str, bytes]:
+        found = dict(gathered.texts)
+        left = INLINE_BYTES - sum(map(len, found.values()))
+        for path in paths:
+            try:
+                content = self._gatherer.read(path, left + 1)
+            except OSError:
+                continue  # gone since it was looked at
+            if len(content) <= left:
+                left -= len(content)
+                found[path] = content
+        return found
+
+    async def _synchronized(self, gathered: Gathered, terms: dict[str, Any]) -> tuple[_Session, Listing, int]:
+        wanted: dict[str, Signature | bytes] = {**gathered.files, **gathered.texts}
+        session = self._session
+        if session is not None and (session.terms != terms or not session.sent.keys() <= wanted.keys()):
+            # Files cannot be taken out of a session.
+            await self._forget()
+            session = None
+        if session is not None:
+            try:
+                return session, *await self._send_changed(session, wanted)
+            except (NotFound, Expired, Conflict):
+                await self._forget()
+        made = await self._client.create_session(
+            **{name: value for name, value in terms.items() if value is not None}, ttl=_SESSION_SECONDS
+        )
+        session = self._session = _Session(made.id, terms)
+        return session, *await self._send_changed(session, wanted)
+
+    async def _send_changed(self, session: _Session, wanted: dict[str, Signature | bytes]) -> tuple[Listing, int]:
+        changed = {path: what for path, what in wanted.items() if session.sent.get(path) != what}
+        if changed:
+            archive = await asyncio.to_thread(self._pack, changed)
+            await self._client.upload_archive(session.id, archive)
+            session.sent |= changed
+        return await self._list(session.id), len(changed)
+
+    def _pack(self, changed: Mapping[str, Signature | bytes]) -> bytes:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for path, what in changed.items():
+                member = tarfile.TarInfo(path)
+                if isinstance(what, bytes):
+                    content = what
+                else:
+                    try:
+                        content = self._gatherer.read(path, what.size)
+                    except OSError:
+                        continue  # gone since it was looked at
+                    member.mtime = what.modified // 10**9
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+        return packed.getvalue()
+
+    async def _list(self, session_id: str) -> Listing:
+        listed = await self._client.list_files(session_id)
+        return {item.path: (item.size, item.modified_at) for item in listed.items}
+
+    async def _unchanged(self, session: _Session, listing: Listing) -> bool:
+        try:
+            return await self._list(session.id) == listing
+        except TideboxError:
+            return False
+
+    async def _forget(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._client.delete_session(session.id)
+        except (TideboxError, TimeoutError):
+            pass  # its time will be over
+

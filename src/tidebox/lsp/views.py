@@ -1,0 +1,115 @@
+"""What the editor is told of a run: by notifications of ours where it knows them, and else by those that all know."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from lsprotocol import types
+
+from tidebox.lsp.running import View, summarize
+from tidebox.model.events import StreamName
+from tidebox.sdk.interpreter.entries import RunEnd
+from tidebox.sdk.interpreter.results import Run
+
+_MAX_PARTIAL = 4000
+
+
+class Wire(Protocol):
+    """The connection to the editor."""
+
+    def notify(self, method: str, params: Any) -> None:
+        """Send a notification."""
+
+    async def drained(self) -> None:
+        """Wait until what was sent has been read: a slow editor slows down what it is told, and nothing else."""
+
+
+class EditorView(View, Protocol):
+    """A view that also shows the end."""
+
+    async def ended(self, run_id: str, end: RunEnd, url: str | None) -> None:
+        """It is over."""
+
+
+class OwnView:
+    """For an extension of ours."""
+
+    def __init__(self, wire: Wire, command: list[str], uri: str | None, token: str | int | None) -> None:
+        self._wire = wire
+        self._command = command
+        self._uri = uri
+        self._token = token
+
+    async def started(self, run: Run) -> None:
+        """It has an id now."""
+        said = {
+            "run_id": run.id,
+            "command": self._command,
+            "uri": self._uri,
+            "log_stream_url": run.log_stream_url,
+            "token": self._token,
+        }
+        self._wire.notify("tidebox/runStarted", said)
+
+    async def output(self, run_id: str, stream: StreamName, text: str) -> None:
+        """It printed something."""
+        self._wire.notify("tidebox/output", {"run_id": run_id, "stream": stream, "text": text})
+        await self._wire.drained()
+
+    async def notice(self, run_id: str | None, text: str) -> None:
+        """Something that the user should know."""
+        self._wire.notify("tidebox/notice", {"run_id": run_id, "text": text})
+
+    async def ended(self, run_id: str, end: RunEnd, url: str | None) -> None:
+        """It is over."""
+        said = {
+            "run_id": run_id,
+            "phase": end.phase.value,
+            "exit_code": end.exit_code,
+            "reason": end.reason_code,
+            "summary": summarize(end),
+            "artifacts": bool(end.artifact_bytes),
+            "url": url,
+        }
+        self._wire.notify("tidebox/runEnded", said)
+
+
+class PlainView:
+    """For every other editor: whole lines in its log, and the end as a message."""
+
+    def __init__(self, wire: Wire, command: list[str]) -> None:
+        self._wire = wire
+        self._name = " ".join(command)[:200]
+        self._partial: dict[StreamName, str] = {}
+
+    async def started(self, run: Run) -> None:
+        """It has an id now."""
+        self._log(f"$ {self._name}")
+
+    async def output(self, run_id: str, stream: StreamName, text: str) -> None:
+        """It printed something."""
+        whole, newline, rest = (self._partial.pop(stream, "") + text).rpartition("\n")
+        if len(rest) > _MAX_PARTIAL:
+            whole, newline, rest = whole + newline + rest, "\n", ""
+        if newline:
+            self._log(whole)
+        if rest:
+            self._partial[stream] = rest
+        await self._wire.drained()
+
+    async def notice(self, run_id: str | None, text: str) -> None:
+        """Something that the user should know."""
+        self._log(f"tidebox: {text}")
+
+    async def ended(self, run_id: str, end: RunEnd, url: str | None) -> None:
+        """It is over."""
+        for rest in self._partial.values():
+            self._log(rest)
+        kind = types.MessageType.Info if end.ok else types.MessageType.Error
+        text = f"{self._name}: {summarize(end)}"
+        self._wire.notify(types.WINDOW_SHOW_MESSAGE, types.ShowMessageParams(kind, text))
+
+    def _log(self, text: str) -> None:
+        self._wire.notify(types.WINDOW_LOG_MESSAGE, types.LogMessageParams(types.MessageType.Info, text))
+
+

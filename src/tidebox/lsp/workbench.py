@@ -1,0 +1,333 @@
+"""The commands: what the editor asks for, done with the server's interpreter service."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lsprotocol import types
+
+from tidebox.errors import InvalidRequest, TideboxError
+from tidebox.lsp import arguments, targets
+from tidebox.lsp.arguments import Configure, Defaults, OpenArtifacts
+from tidebox.lsp.copies import Copies
+from tidebox.lsp.defaults import KeptDefaults
+from tidebox.lsp.diagnostics.parsing import find_problems
+from tidebox.lsp.diagnostics.places import Mark, Place, Sent, elsewhere, mark
+from tidebox.lsp.folders import Folder, choose_folder, file_of, name_of
+from tidebox.lsp.gathering import MAX_BYTES, Gathered, Gatherer
+from tidebox.lsp.marks import Marks, make_diagnostics
+from tidebox.lsp.running import Ended, run_to_end, summarize
+from tidebox.lsp.sending import Sender
+from tidebox.lsp.views import EditorView
+from tidebox.model.limits import MIB
+from tidebox.model.run import Reason
+from tidebox.sdk.interpreter.client import AsyncInterpreter
+
+_FILE = "${file}"
+_MAX_FOLDERS = 100
+
+Token = str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document that the editor has open."""
+
+    text: str
+    language: str
+
+
+class Editor(Protocol):
+    """What the workbench needs of the editor."""
+
+    def roots(self) -> list[str]:
+        """The directories of its workspace folders."""
+
+    def documents(self) -> Mapping[str, Document]:
+        """URI -> what it has open, as it shows it."""
+
+    def settings(self) -> Defaults:
+        """Its own settings."""
+
+    def publish(self, uri: str, diagnostics: list[types.Diagnostic]) -> None:
+        """Show the diagnostics of a document, in place of those it had."""
+
+    def view(self, command: list[str], uri: str | None, token: Token) -> EditorView:
+        """Where a run is shown; ``token`` is what the editor calls the request for it."""
+
+    async def open(self, uri: str, *, external: bool) -> None:
+        """Show a document, or a page in a browser, if it can."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """What is known of a folder."""
+
+    folder: Folder
+    gatherer: Gatherer
+    sender: Sender
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A run, all of which is decided."""
+
+    place: _Place
+    spec: Defaults
+    uri: str | None
+    command: list[str]
+    gathered: Gathered
+    whole: bool
+    """Whether it is the whole document that runs, and not a part of it."""
+    uris: dict[str, str]
+    """Path -> URI, of documents that lie elsewhere than their path says."""
+
+
+class Workbench:
+    """Runs, their diagnostics and their artifacts, for one editor."""
+
+    def __init__(
+        self,
+        client: AsyncInterpreter,
+        editor: Editor,
+        *,
+        page_url: Callable[[str], str | None],
+        directory: Path,
+        config_dir: Path,
+    ) -> None:
+        """``page_url`` gives the page of a run, where there is one; ``directory`` is for copies of what runs left."""
+        self._client = client
+        self._editor = editor
+        self._page_url = page_url
+        self._marks = Marks(editor.publish)
+        self._copies = Copies(client, directory)
+        self._kept = KeptDefaults(config_dir)
+        self._places: dict[Folder, _Place] = {}
+        self._last: tuple[Folder, arguments.Run] | None = None
+        """What was run last, and where."""
+        self._last_run: str | None = None
+
+    async def close(self) -> None:
+        """Leave nothing on the server."""
+        for place in self._places.values():
+            await place.sender.close()
+        await self._client.close()
+
+    async def warm_up(self) -> None:
+        """Ask the server something, so that it has loaded what runs need when the first one comes."""
+        try:
+            await self._client.runtimes()
+        except TideboxError:
+            pass  # the run will say so
+
+    async def run(self, given: arguments.Run, cancelled: asyncio.Event, token: Token = None) -> dict[str, Any]:
+        """Run something to its end."""
+        folder, given = self._resolve(given)
+        place = await self._place(folder)
+        job = await asyncio.to_thread(self._prepare, given, place, self._editor.documents())
+        self._last = folder, given
+        view = self._editor.view(job.command, job.uri, token)
+        for notice in job.gathered.notices():
+            await view.notice(None, notice)
+        async with job.place.sender.sent(job.gathered, _options(job.spec)) as sending:
+            ended = await run_to_end(self._client, job.command, sending.options, view, cancelled)
+        run, end = ended.run, ended.end
+        self._last_run = run.id
+        link = self._page_url(run.id)
+        if cut := ended.output.cut():
+            link = link or await self._copies.log(run.id)
+            await view.notice(run.id, f"{' and '.join(cut)} cut at 100 KB; all of it: {link}")
+        if ended.dropped:
+            await view.notice(run.id, "the server did not keep all of the output")
+        await self._show(job, ended, link)
+        await view.ended(run.id, end, self._page_url(run.id))
+        answer = {"run_id": run.id, "phase": end.phase.value, "exit_code": end.exit_code}
+        return answer if run.log_stream_url is None else {**answer, "log_stream_url": run.log_stream_url}
+
+    def configure(self, given: Configure, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep defaults for a folder; ``said`` are the keys as they came, also those that are null."""
+        folder = choose_folder(self._editor.roots(), given.uri)
+        changes = {name: value for name, value in said.items() if name != "uri"}
+        kept = self._kept.change(folder.root, changes) if changes else self._kept.get(folder.root)
+        return dict(kept)
+
+    async def open_artifacts(self, given: OpenArtifacts) -> dict[str, Any]:
+        """List what a run left, and open the list."""
+        run_id = given.run_id or self._last_run
+        if run_id is None:
+            raise InvalidRequest("run_id: nothing was run yet", field="run_id")
+        items, listed = await self._copies.artifacts(run_id)
+        answer: dict[str, Any] = {"run_id": run_id, "items": items, "uri": listed}
+        page = self._page_url(run_id)
+        if page is not None:
+            answer["url"] = page
+        await self._editor.open(page or listed, external=page is not None)
+        return answer
+
+    def _resolve(self, given: arguments.Run) -> tuple[Folder, arguments.Run]:
+        """Where to run what; the last run again, with changes, if neither a document nor a command is given."""
+        if given.uri is None and given.command is None and self._last is not None:
+            folder, last = self._last
+            return folder, arguments.merged(last, given)
+        return choose_folder(self._editor.roots(), given.uri), given
+
+    def _prepare(self, given: arguments.Run, place: _Place, documents: Mapping[str, Document]) -> _Job:
+        """Decide everything about a run, and look at its files."""
+        folder = place.folder
+        spec = arguments.merged(self._defaults(folder), given)
+        names, contents = arguments.split_files(spec.files)
+        texts, uris = _texts(place, given.uri, documents)
+        path = _main(place, given.uri, texts, uris)
+        usual = None if path is None else _usual(path, texts[path])
+        if spec.command:
+            command = [path if word == _FILE and path is not None else word for word in spec.command]
+        elif path is not None and usual is not None:
+            command = usual
+        else:
+            raise InvalidRequest(f"{path or 'uri'}: nothing is known that runs it; give a command", field="command")
+        whole = given.command is None or command == usual
+        gathered = place.gatherer.gather({**texts, **contents}, names, whole=folder.whole)
+        return _Job(place, spec, given.uri, command, gathered, whole, uris)
+
+    async def _place(self, folder: Folder) -> _Place:
+        """What is known of a folder; of the one that was not used for longest it is forgotten."""
+        place = self._places.pop(folder, None)
+        if place is None:
+            gatherer = Gatherer(folder.root)
+            place = _Place(folder, gatherer, Sender(self._client, gatherer))
+        self._places[folder] = place
+        if len(self._places) > _MAX_FOLDERS:
+            await self._places.pop(next(iter(self._places))).sender.close()
+        return place
+
+    def _defaults(self, folder: Folder) -> Defaults:
+        return arguments.merged(self._editor.settings(), arguments.convert(Defaults, self._kept.get(folder.root)))
+
+    async def _show(self, job: _Job, ended: Ended, link: str | None) -> None:
+        """Mark what went wrong."""
+        end = ended.end
+        problems, marks = await asyncio.to_thread(self._find, job, ended)
+        if not end.ok and end.reason_code != Reason.CANCELED_BY_USER.value and not any(not m.warning for m in marks):
+            path = self._about(job)
+            words = summarize(end)
+            if (found := elsewhere(problems)) is not None:
+                message, frame = found
+                words = f"{message}\nin the sandbox at {frame.path}:{frame.line}; {words}"
+            if path is not None:
+                marks = [Mark(Place(path, 1), words, warning=False), *marks]
+            link = link or await self._copy_of(ended)
+        found_marks = await asyncio.to_thread(
+            make_diagnostics,
+            marks,
+            lambda path: job.uris.get(path) or job.place.folder.uri_of(path),
+            lambda path, line: self._line(job, path, line),
+            code=f"exit {end.exit_code}" if end.exit_code is not None else end.reason_code or end.phase.value,
+            link=link,
+            run_id=ended.run.id,
+        )
+        self._marks.put((job.uri or job.place.folder.root, tuple(job.command)), found_marks, whole=job.whole)
+
+    async def _copy_of(self, ended: Ended) -> str | None:
+        """What a run without a page left, as a list, or its log."""
+        try:
+            if ended.end.artifact_bytes:
+                return (await self._copies.artifacts(ended.run.id))[1]
+            return await self._copies.log(ended.run.id)
+        except (TideboxError, OSError):
+            return None  # it is a link, and the run is over
+
+    def _find(self, job: _Job, ended: Ended) -> tuple[list[Any], list[Mark]]:
+        problems = find_problems(ended.output.tail("stdout"), ended.output.tail("stderr"))
+        if ended.end.reason_code == Reason.CANCELED_BY_USER.value:
+            return problems, []
+        sent = Sent(
+            (*job.gathered.texts, *job.gathered.files),
+            lambda path: len(job.place.gatherer.lines(job.gathered, path)),
+        )
+        marks = mark(problems, sent)
+        # A program that worked has caught the errors that it printed.
+        return problems, [each for each in marks if each.warning or not ended.end.ok]
+
+    def _line(self, job: _Job, path: str, line: int) -> str:
+        lines = job.place.gatherer.lines(job.gathered, path)
+        return lines[line - 1] if line <= len(lines) else ""
+
+    def _about(self, job: _Job) -> str | None:
+        """The file that a run is about."""
+        known = {*job.gathered.texts, *job.gathered.files}
+        for path, uri in job.uris.items():
+            if uri == job.uri:
+                return path
+        words = [posixpath.normpath(word.partition("::")[0]) for word in job.command]
+        return next((word for word in words if word in known), None)
+
+
+def _usual(path: str, content: bytes) -> list[str] | None:
+    """What runs a file, if that is known."""
+    try:
+        return list(targets.command_of(path, content.decode("utf-8", "replace")))
+    except InvalidRequest:
+        return None
+
+
+def _options(spec: Defaults) -> dict[str, Any]:
+    """What the interpreter service is told."""
+    resources = spec.resources or arguments.Resources()
+    options = {
+        "env": spec.env,
+        "base_image": spec.base_image,
+        "runtime": spec.runtime,
+        "timeout": spec.timeout_sec,
+        "startup_timeout": spec.startup_timeout_sec,
+        "artifacts": list(spec.capture_patterns or ()),
+        "packages": spec.packages,
+        "cpus": resources.cpu,
+        "memory": None if resources.memory_mb is None else resources.memory_mb * MIB,
+        "pids": resources.pids,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _texts(
+    place: _Place, running: str | None, documents: Mapping[str, Document]
+) -> tuple[dict[str, bytes], dict[str, str]]:
+    """What the editor shows, of files that are sent."""
+    texts: dict[str, bytes] = {}
+    uris: dict[str, str] = {}
+    for uri, document in documents.items():
+        path = place.folder.path_of(uri)
+        if path is None and uri == running:
+            path = name_of(uri, document.language)
+        if path is None or (uri != running and (not place.folder.whole or place.gatherer.ignored(path))):
+            continue
+        texts[path] = document.text.encode("utf-8", "surrogatepass")
+        # As the editor wrote it: there is more than one way to do that, and it knows only its own.
+        uris[path] = uri
+    return texts, uris
+
+
+def _main(place: _Place, uri: str | None, texts: dict[str, bytes], uris: dict[str, str]) -> str | None:
+    """The path of the document to run, whose text is there then."""
+    if uri is None:
+        return None
+    for known, each in uris.items():
+        if each == uri:
+            return known
+    path = place.folder.path_of(uri)
+    if path is None:
+        if file_of(uri) == place.folder.root:
+            return None
+        raise InvalidRequest(f"uri: there is no document {uri[:200]}", field="uri")
+    try:
+        content = place.gatherer.read(path, MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequest(f"uri: {path}: {error.strerror or error}", field="uri") from None
+    if len(content) > MAX_BYTES:
+        raise InvalidRequest(f"uri: {path} is larger than {MAX_BYTES // MIB} MiB", field="uri")
+    texts[path], uris[path] = content, uri
+    return path

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -110,14 +110,13 @@ def _look(server: Served, data_dir: Path) -> Footprint:
     below = descendants(server.pid)
     status = Path(f"/proc/{server.pid}/status").read_text()
     tasks, objects = ask(server, data_dir)
-    groups = [group for root in cgroup_roots() for pid in below for group in root.glob(f"tidebox-{pid}-*/**/")]
     return Footprint(
         tasks=tasks,
         objects=objects,
         processes=len(below),
         descriptors=descriptors(server.pid),
         below_descriptors=sum(descriptors(pid) for pid in below),
-        cgroups=len(groups),
+        cgroups=len(control_groups(below)),
         threads=int(status.partition("Threads:")[2].split()[0]),
         memory_mib=int(status.partition("VmRSS:")[2].split()[0]) // 1024,
     )
@@ -168,6 +167,12 @@ def cgroup_roots() -> list[Path]:
     base = Path("/sys/fs/cgroup")
     mounts = [base, *(entry for entry in base.iterdir() if entry.is_dir())]
     return [path for path in {mount / group.lstrip("/") for mount in mounts for group in {"", *own}} if path.is_dir()]
+
+
+def control_groups(pids: Sequence[int]) -> list[Path]:
+    """Every control group of these spawners; those that are removed meanwhile are left out."""
+    bases = [base for root in cgroup_roots() for pid in pids for base in root.glob(f"tidebox-{pid}-*")]
+    return [Path(place) for base in bases for place, _, _ in os.walk(base)]
 
 
 async def one_round(server: Served, connections: int, executions: int, seed: int) -> Counter[str]:

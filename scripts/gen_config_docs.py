@@ -21,6 +21,18 @@ Tidebox is configured by environment variables, read once at the start. Nothing 
 |---|---|---|---|
 """
 
+FOOTER = """
+Clients of a server, the [command line](cli.md#servers) and the [library](sdk.md#which-server-which-key) alike, read
+
+| variable | what it does |
+|---|---|
+| `TIDEBOX_URL` | The server. `tidebox.run` runs programs there. |
+| `TIDEBOX_API_KEY` | The key for it. |
+| `TIDEBOX_PROFILE` | A server that was stored by `tidebox login`, instead of that of the last login. |
+| `XDG_CONFIG_HOME` | Where that is stored: `tidebox/profiles.json` below it, by default below `~/.config`. |
+| `NO_COLOR` | No colours, on terminals either. |
+"""
+
 _TYPES = {
     "bool": "yes or no",
     "int": "whole number",
@@ -29,6 +41,7 @@ _TYPES = {
     "Path": "path",
     "tuple[str, ...]": "list of texts",
     "tuple[RemoteServer, ...]": "JSON",
+    "EgressAsk": "JSON",
 }
 
 
@@ -54,7 +67,7 @@ def render() -> str:
         f"| `{PREFIX}{item.name.upper()}` | {_kind(item)} | {_default(item)} | {item.metadata['description']} |\n"
         for item in dataclasses.fields(Settings)
     ]
-    return HEADER + "".join(rows)
+    return HEADER + "".join(rows) + FOOTER
 
 
 if __name__ == "__main__":

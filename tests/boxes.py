@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE, VARIABLE, patient
+from tests.runtimes import runtime_settings
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.model.result import Result
@@ -42,13 +44,14 @@ class BoxRunner:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def __call__(self, code: str | bytes | None = None, language: str = "python", **options: Any) -> Result:
-        options.setdefault("timeout", 20.0)
-        result: Result = self.submit(run_on(self.engine, code, language, **options)).result(timeout=120)
+        options.setdefault("timeout", patient(20.0))
+        result: Result = self.submit(run_on(self.engine, code, language, **options)).result(timeout=patient(120))
         return result
 
 
 def start_runner(data_dir: Path, **settings: Any) -> BoxRunner:
-    """An engine on a loop and thread of its own."""
+    """An engine on a loop and thread of its own, with the runtime that the suite is run on."""
+    settings = {**runtime_settings(), **settings}
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="boxes", daemon=True)
     thread.start()
@@ -63,7 +66,7 @@ def start_runner(data_dir: Path, **settings: Any) -> BoxRunner:
 
 def stop_runner(runner: BoxRunner) -> None:
     """End the engine and its loop."""
-    runner.submit(runner.engine.close()).result(timeout=60)
+    runner.submit(runner.engine.close()).result(timeout=patient(60))
     runner.loop.call_soon_threadsafe(runner.loop.stop)
     runner.thread.join()
     runner.loop.close()
@@ -89,7 +92,7 @@ def box_arun(box_runner: BoxRunner) -> Iterator[Callable[..., Awaitable[Result]]
     """``box_run`` for tests that run several at once."""
 
     async def arun(code: str | bytes | None = None, language: str = "python", **options: Any) -> Result:
-        options.setdefault("timeout", 20.0)
+        options.setdefault("timeout", patient(20.0))
         future = box_runner.submit(run_on(box_runner.engine, code, language, **options))
         result: Result = await asyncio.wrap_future(future)
         return result
@@ -130,6 +133,7 @@ def as_user(command: list[str], *, allow_weak_isolation: bool, timeout: float) -
     """Run a command of this project as an ordinary user, with a home of his own."""
     user = pwd.getpwnam("nobody")
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment[VARIABLE] = str(PATIENCE)
     if allow_weak_isolation:
         environment["SANDBOX_ALLOW_WEAK_ISOLATION"] = "1"
     if command[0] == sys.executable:
@@ -148,18 +152,18 @@ def as_user(command: list[str], *, allow_weak_isolation: bool, timeout: float) -
             extra_groups=[],
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=patient(timeout),
             check=False,
         )
 
 
-def assert_nothing_left(runner: BoxRunner, within: float = 30.0) -> None:
+def assert_nothing_left(runner: BoxRunner, within: float = patient(30.0)) -> None:
     """Every box but the pool's parked ones is gone: processes, cgroups, descriptors."""
     deadline = time.monotonic() + within
     while True:
         kept = runner.engine.pool.parked_total()
         live = runner.engine.runtime.live_boxes()
-        leaves = count_leaves(native(runner.engine).spawner_pid())
+        leaves = count_leaves(spawner_of(runner.engine))
         # The spawner keeps a few empty leaves ready; they hold no process.
         if live <= kept and leaves["populated"] <= kept:
             return
@@ -175,6 +179,11 @@ def cgroups_of(spawner_pid: int | None) -> list[Path]:
     return [Path(place, name) for place, names, _ in walk for name in names if name.startswith(prefix)]
 
 
+def spawner_of(engine: Engine) -> int | None:
+    """The spawner of an engine that has one."""
+    return engine.runtime.spawner_pid() if isinstance(engine.runtime, NativeRuntime) else None
+
+
 def native(engine: Engine) -> NativeRuntime:
     """The runtime of an engine, for what is told of the native one only."""
     assert isinstance(engine.runtime, NativeRuntime)
@@ -184,6 +193,8 @@ def native(engine: Engine) -> NativeRuntime:
 def count_leaves(spawner_pid: int | None) -> dict[str, int]:
     """How many cgroup leaves of a spawner exist, and how many hold a process."""
     found = {"leaves": 0, "populated": 0}
+    if spawner_pid is None:
+        return found
     for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
         for base in root.glob(f"tidebox-{spawner_pid}-*"):
             try:

@@ -191,7 +191,9 @@ class Peer:
         """Acknowledge one output message of that size."""
         self._consumed[id] = self._consumed.get(id, 0) + size + OUTPUT_ACK_OVERHEAD
         if self.generation >= ExecOutputAck.GENERATION:
-            self.send(id, ExecOutputAck(consumed=self._consumed[id]))
+            # An agent that was told to end may have done so: what it said before is still read.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self.send(id, ExecOutputAck(consumed=self._consumed[id]))
 
     def finish(self, id: int) -> Outcome:
         """Wait for the end of an exec."""

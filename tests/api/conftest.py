@@ -19,6 +19,7 @@ import pytest
 from tests.api.forked import ForkedServer, fork_server
 from tests.boxes import descendants
 from tests.cli.command import TIDEBOX
+from tests.runtimes import runtime_settings
 
 Process = subprocess.Popen[str] | ForkedServer
 
@@ -85,7 +86,7 @@ class RunningServer:
 
 def start(data_dir: Path, *arguments: str, **settings: str) -> RunningServer:
     """Start a server on a free port; ``settings`` are given as ``name="value"`` for ``SANDBOX_NAME``."""
-    return _started(fork_server(_words(data_dir, arguments), _environment(settings)), data_dir, settings)
+    return started(fork_server(_words(data_dir, arguments), _environment(settings)), data_dir, settings)
 
 
 def start_command(data_dir: Path, *arguments: str, under: Sequence[str] = (), **settings: str) -> RunningServer:
@@ -98,7 +99,7 @@ def start_command(data_dir: Path, *arguments: str, under: Sequence[str] = (), **
         stderr=subprocess.PIPE,
         text=True,
     )
-    return _started(process, data_dir, settings)
+    return started(process, data_dir, settings)
 
 
 def _words(data_dir: Path, arguments: Sequence[str]) -> list[str]:
@@ -106,10 +107,12 @@ def _words(data_dir: Path, arguments: Sequence[str]) -> list[str]:
 
 
 def _environment(settings: dict[str, str]) -> dict[str, str]:
-    return _CLEAN | {f"SANDBOX_{name.upper()}": value for name, value in settings.items()}
+    given = runtime_settings() | settings
+    return _CLEAN | {f"SANDBOX_{name.upper()}": value for name, value in given.items()}
 
 
-def _started(process: Process, data_dir: Path, settings: dict[str, str]) -> RunningServer:
+def started(process: Process, data_dir: Path, settings: dict[str, str]) -> RunningServer:
+    """The server that a process becomes, once it says where it is."""
     assert process.stdout is not None
     assert process.stderr is not None
     banner: queue.Queue[str | None] = queue.Queue()

@@ -1,7 +1,7 @@
-"""Servers that are forked from one that has loaded everything: a fresh one computes for seconds until it answers.
+"""Commands that are forked from one that has loaded everything: a fresh server computes for seconds until it answers.
 
 What is forked is the real command, in a process with the arguments, environment and streams it is given. How it starts
-by itself is tested in ``test_server_start``.
+by itself is tested in ``test_server_start``, and in ``tests.cli`` by what does not use ``Remote``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import TextIO
 
 from tests.boxes import ROOT
+from tests.pipes import exchanging
 
 
-class ForkedServer:
+class Forked:
     """What ``subprocess.Popen`` is of a command, as far as the tests use it."""
 
-    def __init__(self, pid: int, report: int, stdout: TextIO, stderr: TextIO) -> None:
+    def __init__(self, pid: int, report: int) -> None:
         self.pid = pid
-        self.stdout = stdout
-        self.stderr = stderr
         self.returncode: int | None = None
         self._report = report
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class ForkedServer:
         """Its exit code, once it has ended."""
         code = self._ended(timeout)
         if code is None:
-            raise subprocess.TimeoutExpired("tidebox serve", timeout or 0.0)
+            raise subprocess.TimeoutExpired("tidebox", timeout or 0.0)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -60,20 +60,54 @@ class ForkedServer:
             return self.returncode
 
 
+class ForkedServer(Forked):
+    """A server, whose output is read while it runs."""
+
+    def __init__(self, pid: int, report: int, stdout: TextIO, stderr: TextIO) -> None:
+        super().__init__(pid, report)
+        self.stdout = stdout
+        self.stderr = stderr
+
+
 def fork_server(arguments: list[str], environment: dict[str, str]) -> ForkedServer:
     """A new server."""
-    out, err, report = os.pipe(), os.pipe(), os.pipe()
-    message = json.dumps({"arguments": arguments, "environment": environment}).encode()
-    given = [end for _, end in (out, err, report)]
-    socket.send_fds(_preloaded(), [message], given)
+    out, err = os.pipe(), os.pipe()
+    null = os.open(os.devnull, os.O_RDONLY)
+    pid, report = _fork(arguments, environment, os.getcwd(), (null, out[1], err[1]))
+    return ForkedServer(pid, report, os.fdopen(out[0]), os.fdopen(err[0]))
+
+
+def run_forked(
+    arguments: list[str], environment: dict[str, str], directory: Path, stdin: bytes, seconds: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command to its end."""
+    (given, feed), out, err = os.pipe(), os.pipe(), os.pipe()
+    command = Forked(*_fork(arguments, environment, str(directory), (given, out[1], err[1])))
+    with exchanging(stdin, feed, out[0], err[0]) as outputs:
+        try:
+            code = command.wait(seconds)
+        except subprocess.TimeoutExpired:
+            command.kill()
+            raise
+    return subprocess.CompletedProcess(["tidebox", *arguments], code, *(output.result() for output in outputs))
+
+
+def _fork(
+    arguments: list[str], environment: dict[str, str], directory: str, streams: tuple[int, int, int]
+) -> tuple[int, int]:
+    """The pid of a new command, and the pipe that tells how it ended; its streams are closed here."""
+    report, reporting = os.pipe()
+    request = {"arguments": arguments, "environment": environment, "directory": directory}
+    given = (*streams, reporting)
+    socket.send_fds(_preloaded(), [json.dumps(request).encode()], given)
     for end in given:
         os.close(end)
     pid = b""
     while not pid.endswith(b"\n"):
-        piece = os.read(report[0], 1)
-        assert piece, "what servers are forked from has ended"
+        piece = os.read(report, 1)
+        assert piece, "what commands are forked from has ended"
         pid += piece
-    return ForkedServer(int(pid), report[0], os.fdopen(out[0]), os.fdopen(err[0]))
+    return int(pid), report
 
 
 @functools.cache

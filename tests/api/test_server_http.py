@@ -305,7 +305,9 @@ def test_pages_that_are_allowed(start_server: Callable[..., RunningServer]) -> N
         refused = httpx2.get(f"{server.url}/metrics", headers={"Origin": origin}, timeout=60)
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, origin)
     preflight = httpx2.options(
-        f"{server.url}/metrics", headers={"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
+        f"{server.url}/metrics",
+        headers={"Origin": "https://a.example", "Access-Control-Request-Method": "GET"},
+        timeout=60,
     )
     assert preflight.status_code == 204
     assert preflight.headers["access-control-allow-origin"] == "https://a.example"

@@ -160,7 +160,10 @@ def test_a_data_directory_that_cannot_be_written_is_refused() -> None:
         ("ALLOWED_ORIGINS", "a.example", "SANDBOX_ALLOWED_ORIGINS"),
         ("PUBLIC_URL", "boxes", "SANDBOX_PUBLIC_URL"),
         ("TRUSTED_PROXIES", "somebody", "SANDBOX_TRUSTED_PROXIES"),
-        ("DEFAULT_RUNTIME", "docker", "no docker runtime"),
+        ("DEFAULT_RUNTIME", "qemu", "no qemu runtime"),
+        ("UNTRUSTED_BOUNDARY", "fence", "SANDBOX_UNTRUSTED_BOUNDARY"),
+        ("LANGUAGE_IMAGES", "cobol=gnu", "SANDBOX_LANGUAGE_IMAGES"),
+        ("DOCKER_SECCOMP", "/nonexistent/profile", "SANDBOX_DOCKER_SECCOMP"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(name: str, value: str, says: str, tmp_path: Path) -> None:

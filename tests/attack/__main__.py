@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.attack.campaign import Plan, Report, attack
 from tests.attack.grammars import GRAMMARS
+from tests.patience import PATIENCE
 from tidebox.cli.figures import Samples
 
 # From this version on a kernel may stop for good when many filters are freed at once.
@@ -82,7 +83,7 @@ def main() -> int:
     parser.add_argument("--only", choices=sorted(GRAMMARS))
     parser.add_argument("--step", type=int, help="carry out this step only, again and again (with --only)")
     parser.add_argument("--programs", type=int, help="the most programs to start")
-    parser.add_argument("--patience", type=float, default=1.0, help="times slower than a real processor (emulation)")
+    parser.add_argument("--patience", type=float, default=PATIENCE, help="times slower than a real processor")
     parser.add_argument("--kernel-resources", action="store_true", help="also take kernel resources in numbers")
     parser.add_argument("--force", action="store_true", help="also where that may stop the kernel")
     options = parser.parse_args()

@@ -13,17 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.load import cgroup_roots, descendants
+from benchmarks.load import control_groups, descendants
 from tests.attack.counts import Counts, Growth, count, grown, rule_of
 from tests.attack.grammars import GRAMMARS, Grammar, chance_of
 from tests.attack.latency import STALL_SECONDS, Prober, Reading, Stall, probing, stalls
-from tests.attack.target import HEARTBEAT_SECONDS, Target, attacked_server
+from tests.attack.target import HEARTBEAT_SECONDS, Held, Target, attacked_server
 from tidebox.errors import TideboxError
 
 STEP_SECONDS = 60.0
 SETTLE_SECONDS = 30.0
 _STEPS_TOLD = 5
 _REPEATS = 2
+# How many times as much a count of the machine may grow while others are at work there.
+_BESIDE_OTHERS = 16
 _WARM_UP = -1
 """The number of the steps that are made before anything is counted."""
 
@@ -41,6 +43,8 @@ class Plan:
     """How many times slower than a real processor the machine is."""
     only_step: int | None = None
     """Of the one grammar, carried out again and again."""
+    alone: bool = True
+    """Whether nobody else is at work on the machine: what it counts for everybody says more then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class Campaign:
         self._tell = tell
         self._numbers = dict.fromkeys(plan.grammars, 0)
         self._baseline: Counts = {}
+        self._held = Held()
         self._last = (plan.grammars[0], _WARM_UP)
         self._told: set[str] = set()
         self.report = Report(plan.seed)
@@ -111,6 +116,7 @@ class Campaign:
     async def run(self) -> None:
         """Attack until the time is over."""
         # What is made once and kept is there before the first count.
+        await self._target.warm()
         for name in self._plan.grammars:
             await self._carry_out(GRAMMARS[name], _WARM_UP)
         self._target.logged()
@@ -120,6 +126,7 @@ class Campaign:
         self._prober.taken()
         await asyncio.sleep(2 * HEARTBEAT_SECONDS + 1)
         self._baseline = await self._counted({})
+        self._held = await self._target.held()
         deadline = time.monotonic() + self._plan.seconds
         while time.monotonic() < deadline:
             steps = await self._batch(min(deadline, time.monotonic() + self._plan.batch_seconds))
@@ -173,12 +180,25 @@ class Campaign:
         for stall in self._stalls(readings):
             await self._put_down(stall, [step for step in steps if step.covers(stall.reading)] or steps)
         after = await self._counted(self._baseline)
-        if not (growths := grown(self._baseline, after)):
+        if not (growths := [growth for growth in grown(self._baseline, after) if self._matters(growth)]):
+            return
+        before, self._held = self._held, await self._target.held()
+        self._baseline = after
+        if self._held.keeps_more_than(before):
+            # Each takes processes, descriptors and mounts; how many there may be is bounded.
+            self._tell(
+                f"  grown: {', '.join(map(str, growths))}; the server keeps more ready: {before} -> {self._held}"
+            )
             return
         self._tell(f"  grown: {', '.join(map(str, growths))}; looking for the step")
-        self._baseline = after
+        self._tell(f"  the server has {self._held}")
         for growth in growths:
             await self._put_down_growth(growth, steps)
+
+    def _matters(self, growth: Growth) -> bool:
+        if self._plan.alone or not growth.of_the_machine:
+            return True
+        return growth.after - growth.before > _BESIDE_OTHERS * rule_of(growth.name).tolerance
 
     def _stalls(self, readings: list[Reading]) -> list[Stall]:
         return stalls(readings, STALL_SECONDS * self._plan.patience)
@@ -271,7 +291,7 @@ async def attack(plan: Plan, data_dir: Path, tell: Callable[[str], None]) -> Rep
 def left_behind(pids: Sequence[int], data_dir: Path) -> list[str]:
     """What still exists of a server that has ended: processes, control groups, sockets."""
     left = [f"process {pid}" for pid in pids if Path(f"/proc/{pid}/exe").exists() and _is_ours(pid)]
-    left += [str(group) for root in cgroup_roots() for pid in pids for group in root.glob(f"tidebox-{pid}-*")]
+    left += [str(group) for group in control_groups(pids)]
     run = data_dir / "run" / "agents"
     return left + ([str(path) for path in run.iterdir()] if run.exists() else [])
 

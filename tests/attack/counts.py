@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.load import cgroup_roots, descendants
+from benchmarks.load import control_groups, descendants
 from tests.attack.target import Target
 
 MIB = 1024 * 1024
@@ -103,7 +103,7 @@ def _of_server(target: Target) -> Counts:
         "processes below": len(below),
         "descriptors below": sum(map(_descriptors, below)),
         "inotify instances below": sum(map(_inotify_instances, below)),
-        "control groups": sum(1 for root in cgroup_roots() for one in below for _ in root.glob(f"tidebox-{one}-*/**/")),
+        "control groups": len(control_groups(below)),
         "mounts of the spawner": _lines(Path(f"/proc/{spawner}/mountinfo")),
         "agent sockets": len(list(run.iterdir())) if run.exists() else 0,
         "unfinished files": len(unfinished),

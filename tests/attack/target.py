@@ -30,6 +30,8 @@ _SETTINGS = {
     "max_concurrent_runs": "8",
     "max_concurrent_runs_per_user": "4",
     "queue_max_length_per_user": "50",
+    # With the programs and the pool that is less than 64 boxes at once.
+    "max_sandboxes_per_user": "16",
     "orphan_grace_sec": "0.5",
     # A connection that is not read from is found dead after two of these.
     "ws_heartbeat_sec": f"{HEARTBEAT_SECONDS:g}",
@@ -57,6 +59,21 @@ def bearer(user: str) -> str:
     """A credential of a user."""
     claims = {"sub": user, "roles": [], "exp": int(time.time()) + 24 * 3600}
     return jwt.encode(claims, _SECRET, algorithm="HS256")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a server keeps so that it need not be made: each holds processes, descriptors, mounts."""
+
+    templates: int = 0
+    cells: int = 0
+    boxes: int = 0
+    """Cells among them."""
+
+    def keeps_more_than(self, before: Held) -> bool:
+        """Whether it has more ready than it had, and nothing else is left of boxes."""
+        more = self.templates > before.templates or self.cells > before.cells
+        return more and self.boxes - self.cells <= before.boxes - before.cells
 
 
 @dataclass(slots=True)
@@ -103,6 +120,20 @@ class Target:
         if not self.run_id:
             run = {"spec_version": "1.0", "base_image": "host", "command": ["sh", "-c", "echo hello"]}
             self.run_id = (await self.http.post(f"{API}/runs", json=run)).raise_for_status().json()["run_id"]
+
+    async def warm(self) -> None:
+        """Have every kind of template made that the attacker's programs may need: each is made once and kept."""
+        commands = [["python3", "-c", "pass"], ["python3", "-c", "import json"], ["/bin/echo"]]
+        for where in ({"base_image": "host"}, {"session_id": self.session_id}):
+            for command in commands:
+                body = {"spec_version": "1.0", **where, "command": command}
+                (await self.http.post(f"{API}/runs", json=body)).raise_for_status()
+                await self.settle()
+
+    async def held(self) -> Held:
+        """What the server says that it holds."""
+        found = await asyncio.to_thread(self.server.level, "sandbox_templates", "sandbox_pool_cells", "sandbox_boxes")
+        return Held(*map(int, found))
 
     async def execute(self, code: str, *, timeout_ms: int, memory_mb: int = 128) -> str:
         """Run a program as the attacker, and give how it ended."""

@@ -16,7 +16,7 @@ def tidebox(
     stdin: bytes = b"",
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    seconds: float = 50,
+    seconds: float = 100,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run ``tidebox`` to its end."""
     return subprocess.run(

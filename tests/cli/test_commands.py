@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import tidebox as package
 from tests.boxes import missing_guarantees
 from tests.cli.command import TIDEBOX, error_line, tidebox
+from tests.images import import_python, import_shell
 from tidebox.model.runtimes import Guarantee
 
 
@@ -52,7 +54,7 @@ def test_what_is_only_asked_for_loads_nothing_that_works(words: list[str]) -> No
 
 
 def test_a_run_loads_nothing_of_the_server() -> None:
-    loaded = loaded_by("import tidebox.cli.main, tidebox.cli.run, tidebox.cli.report")
+    loaded = loaded_by("import tidebox.cli.main, tidebox.cli.run, tidebox.cli.report, tidebox.embedded")
     assert "tidebox.embedded" in loaded
     assert loaded.isdisjoint({*HEAVY, "tidebox.server", "tidebox.api", "tidebox.broker"})
 
@@ -65,7 +67,7 @@ def test_a_reader_who_leaves_is_told_nothing(words: str) -> None:
 
 
 def test_a_misspelled_command_is_guessed() -> None:
-    assert "Did you mean 'run'?" in error_line(tidebox("rn"))
+    assert "Did you mean 'bench'?" in error_line(tidebox("bnch"))
 
 
 def test_doctor_sees_what_is_enforced() -> None:
@@ -77,6 +79,21 @@ def test_doctor_sees_what_is_enforced() -> None:
     assert done.returncode == (0 if found["healthy"] else 1)
     [python] = [interpreter for interpreter in found["interpreters"] if interpreter["name"] == "python3"]
     assert python["version"].startswith("Python 3")
+
+
+def test_doctor_tells_how_programs_of_each_image_start(tmp_path: Path) -> None:
+    import_python(tmp_path, "own-python", "/usr/bin/python3")
+    import_shell(tmp_path, "shell")
+    found = json.loads(tidebox("doctor", "--json", env={"SANDBOX_DATA_DIR": str(tmp_path)}).stdout)
+    starts = {(each["image"], each["language"]): each["start"] for each in found["images"]}
+    assert starts == {
+        ("host", "python"): "forked",
+        ("host", "javascript"): "parked",
+        ("own-python", "python"): "parked",
+        ("own-python", "javascript"): "none",
+        ("shell", "python"): "none",
+        ("shell", "javascript"): "none",
+    }
 
 
 def test_doctor_as_a_table() -> None:

@@ -30,7 +30,7 @@ def test_import_list_remove(tmp_path: Path, data_dir: Path) -> None:
     listed = tidebox_image(data_dir, "list")
     assert listed.returncode == 0
     header, line = listed.stdout.decode().splitlines()
-    assert header.split() == ["NAME", "DIGEST", "SIZE", "IMPORTED"]
+    assert header.split() == ["NAME", "DIGEST", "SIZE", "IMPORTED", "BASE", "PACKAGES"]
     assert line.split()[:4] == ["my/app:1", imported.stdout.decode().split()[1], "2.0", "kB"]
     assert tidebox_image(data_dir, "remove", "my/app:1").returncode == 0
     assert b"my/app:1" not in tidebox_image(data_dir, "list").stdout
@@ -43,7 +43,8 @@ def test_import_from_standard_input(data_dir: Path) -> None:
 
 def test_an_empty_list_is_no_error(data_dir: Path) -> None:
     listed = tidebox_image(data_dir, "list")
-    assert (listed.returncode, listed.stdout.split()) == (0, [b"NAME", b"DIGEST", b"SIZE", b"IMPORTED"])
+    header = ["NAME", "DIGEST", "SIZE", "IMPORTED", "BASE", "PACKAGES"]
+    assert (listed.returncode, listed.stdout.decode().split()) == (0, header)
 
 
 def test_without_a_command_it_shows_its_help(data_dir: Path) -> None:

@@ -41,9 +41,9 @@ def test_doctor_says_what_helps_without_namespaces() -> None:
 
 @needs_root
 def test_an_ordinary_user_without_a_cgroup_is_refused_or_warned() -> None:
-    doctor = as_user([*MAIN, "doctor"], allow_weak_isolation=False, timeout=50)
-    refused = as_user([*MAIN, "run", "-c", "print(1)"], allow_weak_isolation=False, timeout=50)
-    accepted = as_user([*MAIN, "run", "-c", "print(1)"], allow_weak_isolation=True, timeout=50)
+    doctor = as_user([*MAIN, "doctor"], allow_weak_isolation=False, timeout=150)
+    refused = as_user([*MAIN, "run", "-c", "print(1)"], allow_weak_isolation=False, timeout=150)
+    accepted = as_user([*MAIN, "run", "-c", "print(1)"], allow_weak_isolation=True, timeout=150)
     assert accepted.stdout == "1\n"
     if doctor.returncode == 0:
         assert (refused.stdout, refused.stderr, accepted.stderr) == ("1\n", "", "")

@@ -44,3 +44,10 @@ def test_a_table_without_rows(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_in_a_cell_is_obeyed_by_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in "".join(printed(capsys, [("\x1b[2Jx", "two\nlines", "")]))
+
+
+def test_columns_that_can_be_spared(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, shown in ((80, "NAME  TEXT  PATH"), (14, "NAME  PATH"), (6, "NAME"), (1, "NAME")):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        print_table(("NAME", "TEXT", "PATH"), [("aaaa", "bbbb", "cccc")], spare=("TEXT", "PATH"))
+        assert capsys.readouterr().out.splitlines()[0] == shown

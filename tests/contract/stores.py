@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.contract import postgres
+from tests.memory_store import DictStore
 from tidebox.store.base import Store
-from tidebox.store.memory import MemoryStore
-from tidebox.store.sql.store import PostgresStore, SqliteStore
+from tidebox.store.sql.store import MemoryStore, PostgresStore, SqliteStore
 
-KINDS = ("memory", "sqlite", "postgres")
+KINDS = ("dictionaries", "memory", "sqlite", "postgres")
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def make_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """Opens one store, as often as it is called; the one in memory is empty each time."""
+    """Opens one store, as often as it is called; those in memory are empty each time."""
+    if kind == "dictionaries":
+        return DictStore
     if kind == "memory":
         return MemoryStore
     if kind == "sqlite":

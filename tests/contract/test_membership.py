@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from urllib.parse import parse_qs, quote, urlsplit
 
 import psycopg
 import pytest
 
 from tests.contract import postgres
+from tests.contract.database_proxy import Proxy, standing_before
 from tests.contract.test_store_nodes import bring_to, own
 from tests.contract.test_stores import make_run
 from tests.unit.stage import until
@@ -159,6 +155,22 @@ async def test_a_node_that_is_alone_does_not_stop_with_its_database(
     assert (node.tenant.told, node.epoch) == ([], epoch)
 
 
+@pytest.mark.parametrize("seconds", [-1000.0, 1000.0])
+async def test_a_database_whose_clock_is_set_makes_nobody_lost(join: Join, url: str, seconds: float) -> None:
+    nodes = [await join("a"), await join("b")]
+    epochs = [node.epoch for node in nodes]
+    # Long enough that both may judge, and then for as long as it takes to be judged.
+    await asyncio.sleep(PACE.lease + PACE.beat)
+    end = time.monotonic() + PACE.lease + 2 * PACE.beat
+    while time.monotonic() < end:
+        # What was written before the clock was set is as old, or as far ahead, as it was set.
+        with psycopg.connect(url) as connection:
+            connection.execute("UPDATE sandbox_nodes SET beat_at = beat_at - %s", [seconds])
+        await asyncio.sleep(PACE.beat / 3)
+    assert [node.epoch for node in nodes] == epochs
+    assert [node.tenant.told for node in nodes] == [[], []]
+
+
 async def test_two_servers_of_one_home_are_not_both_the_node(join: Join) -> None:
     first = await join("a", "home")
     # As only a copy of a whole machine can be: its directory is the same, and so is not in use.
@@ -171,71 +183,28 @@ async def test_two_servers_of_one_home_are_not_both_the_node(join: Join) -> None
     assert not second.tenant.told
 
 
-class Swallower:
-    """Stands before a database; what it is told to swallow it takes, and never hands on."""
-
-    def __init__(self, url: str, directory: Path) -> None:
-        there = parse_qs(urlsplit(url).query)["host"][0]
-        self.url = url.replace(quote(there, safe=""), quote(str(directory), safe=""))
-        self._target = f"{there}/.s.PGSQL.5432"
-        self._pairs: list[socket.socket] = []
-        self._swallowed: set[socket.socket] = set()
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(f"{directory}/.s.PGSQL.5432")
-        self._listener.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def swallow(self) -> None:
-        """Swallow what comes over the connections there are."""
-        self._swallowed.update(self._pairs)
-
-    def close(self) -> None:
-        for each in (self._listener, *self._pairs):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                here, there = self._listener.accept()[0], socket.socket(socket.AF_UNIX)
-                there.connect(self._target)
-                self._pairs += [here, there]
-                for source, target in ((here, there), (there, here)):
-                    threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
-
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if source not in self._swallowed:
-                    target.sendall(data)
-
-
 @pytest.fixture
-def swallower(url: str) -> Iterator[Swallower]:
-    # Not below the directory of the test: the name of a socket is short.
-    with tempfile.TemporaryDirectory(prefix="tidebox-") as directory:
-        made = Swallower(url, Path(directory))
+def proxy(url: str) -> Iterator[Proxy]:
+    with standing_before(url) as made:
         yield made
-        made.close()
 
 
-async def test_beats_go_on_when_a_connection_swallows_them(swallower: Swallower) -> None:
-    store = PostgresStore(swallower.url)
+async def test_beats_go_on_when_a_connection_swallows_them(proxy: Proxy) -> None:
+    store = PostgresStore(proxy.url)
     await store.start()
     try:
         owner = await store.join_node("a", "home", PACE.lease)
-        assert (await store.beat(owner, PACE.lease)).standing is Standing.HELD
-        swallower.swallow()
+        assert (await store.beat(owner)).standing is Standing.HELD
+        proxy.swallow()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await store.beat(owner, PACE.lease)
+                await store.beat(owner)
         # What was cut off has its moment to be noticed.
         async with asyncio.timeout(20):
             while True:
                 with contextlib.suppress(StoreUnavailable, TimeoutError):
                     async with asyncio.timeout(2):
-                        assert (await store.beat(owner, PACE.lease)).standing is Standing.HELD
+                        assert (await store.beat(owner)).standing is Standing.HELD
                         break
     finally:
         await store.close()

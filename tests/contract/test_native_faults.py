@@ -26,6 +26,7 @@ from tests.boxes import (
     start_runner,
     stop_runner,
 )
+from tests.patience import patient
 from tidebox.embedded import run_on
 from tidebox.errors import BoxGone
 
@@ -52,13 +53,14 @@ asyncio.run(main())
 
 @pytest.fixture
 def runner(tmp_path: Path) -> Iterator[BoxRunner]:
-    runner = start_runner(tmp_path, pool_node=0, pool_python=2, allow_weak_isolation=not is_root())
+    # No guests: the processes of one template are counted.
+    runner = start_runner(tmp_path, pool_node=0, pool_python=2, pool_guests=0, allow_weak_isolation=not is_root())
     yield runner
     stop_runner(runner)
 
 
 def wait_until(done: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while not done():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -100,7 +102,7 @@ def test_a_killed_spawner_takes_its_boxes_along_and_is_replaced(runner: BoxRunne
     os.kill(spawner, signal.SIGKILL)
     wait_until(lambda: not alive(processes), "processes of boxes outlived the spawner")
     with pytest.raises(BoxGone):
-        run.result(timeout=50)
+        run.result(timeout=patient(50))
     assert runner("print('again')").stdout == b"again\n"
     wait_until(lambda: not cgroups_of(spawner), "cgroups of the killed spawner were not swept")
 
@@ -114,7 +116,7 @@ def test_a_killed_template_takes_its_boxes_along_and_is_replaced(runner: BoxRunn
     os.kill(template[which], signal.SIGKILL)
     wait_until(lambda: not alive(processes), "processes of boxes outlived their template")
     with pytest.raises(BoxGone):
-        run.result(timeout=50)
+        run.result(timeout=patient(50))
     assert runner("print('again')").stdout == b"again\n"
     assert native(runner.engine).spawner_pid() == spawner
 
@@ -128,13 +130,13 @@ def test_a_killed_init_takes_its_box_along(runner: BoxRunner) -> None:
     os.kill(init, signal.SIGKILL)
     wait_until(lambda: not alive([sleeper, program, init]), "processes outlived the init of their box")
     with pytest.raises(BoxGone):
-        run.result(timeout=50)
+        run.result(timeout=patient(50))
     assert runner("print('again')").stdout == b"again\n"
 
 
 def test_a_crashed_parked_cell_is_replaced_quietly(runner: BoxRunner) -> None:
     runner("pass")
-    runner.submit(runner.engine.pool.filled()).result(timeout=50)
+    runner.submit(runner.engine.pool.filled()).result(timeout=patient(50))
     spawner = native(runner.engine).spawner_pid()
     assert spawner is not None
     parked = in_boxes(spawner)
@@ -146,7 +148,7 @@ def test_a_crashed_parked_cell_is_replaced_quietly(runner: BoxRunner) -> None:
     wait_until(lambda: all(made > killed for made in runner.engine.pool.made()), "the cells were not replaced")
     for _ in range(3):
         assert runner("print('fine')").stdout == b"fine\n"
-    runner.submit(runner.engine.pool.filled()).result(timeout=50)
+    runner.submit(runner.engine.pool.filled()).result(timeout=patient(50))
 
 
 @pytest.mark.parametrize("also_the_spawner", [False, True], ids=["owner", "owner-and-spawner"])
@@ -194,7 +196,7 @@ asyncio.run(main())
 def test_whoever_ignores_signals_has_boxes_too(tmp_path: Path, ignored: str) -> None:
     """That is inherited: nohup does it to what it starts, a shell to what it starts in the background."""
     command = [sys.executable, "-c", DEAF, str(tmp_path), *ignored.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=True)
     # What Python itself ignores, and what any other program does.
     assert (done.stdout, done.stderr) == ("b'0000000001001000\\n' 0\nb'0000000000000000\\n' 0\n", "")
 
@@ -265,7 +267,7 @@ def test_what_stands_above_a_template_dies_with_the_spawner(tmp_path: Path) -> N
             with contextlib.suppress(ProcessLookupError):  # of the box that is being closed
                 os.kill(pid, signal.SIGSTOP)
         os.kill(spawner, signal.SIGKILL)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + patient(5)
         while any(Path(f"/proc/{pid}").exists() for pid in family) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert [pid for pid in family if Path(f"/proc/{pid}").exists()] == []

@@ -50,7 +50,7 @@ async def finish(box: Box) -> tuple[bytes, int | None]:
 
 async def test_what_it_becomes_is_what_a_later_one_becomes(runtime: NativeRuntime) -> None:
     program = block(STATE)
-    order = runtime.parking("python", "host", at_once=True)
+    order = _order(runtime)
     first, code = await finish(await runtime.open(_SPEC, first=order, first_input=program))
     box = await runtime.open(_SPEC)
     box.first = await box.exec(order)
@@ -80,7 +80,9 @@ print(os.uname().nodename, open("/proc/kallsyms").read() == "", os.listdir("/pro
 
 
 def _order(runtime: NativeRuntime) -> Command:
-    return runtime.parking("python", "host", at_once=True)
+    command = runtime.parking("python", "host", at_once=True)
+    assert command is not None
+    return command
 
 
 @pytest.mark.parametrize("ending", ["os._exit(3)", "os.kill(os.getpid(), 9)", "os.close(2); raise SystemExit(3)"])

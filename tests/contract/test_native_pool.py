@@ -19,9 +19,8 @@ from tidebox.embedded import Engine, run_on
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
     """One that keeps a single cell."""
-    settings = load_settings(
-        data_dir=tmp_path, pool_node=0, pool_python=1, pool_blank=0, allow_weak_isolation=not is_root()
-    )
+    sizes = {"pool_node": 0, "pool_python": 1, "pool_blank": 0, "pool_guests": 0}
+    settings = load_settings(data_dir=tmp_path, **sizes, allow_weak_isolation=not is_root())
     engine = Engine(settings)
     engine.start()
     await engine.pool.filled()

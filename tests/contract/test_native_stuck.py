@@ -7,6 +7,8 @@ like one in an uninterruptible call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -38,7 +40,6 @@ def runner(tmp_path: Path) -> Iterator[BoxRunner]:
         pool_node=0,
         pool_python=0,
         pool_blank=0,
-        default_startup_timeout_sec=1.0,
         allow_weak_isolation=not is_root(),
     )
     assert runner("print(1)").stdout == b"1\n"
@@ -46,6 +47,15 @@ def runner(tmp_path: Path) -> Iterator[BoxRunner]:
     runner.loop.call_soon_threadsafe(runner.loop.stop)
     runner.thread.join()
     runner.loop.close()
+
+
+@contextlib.contextmanager
+def starting_within(runner: BoxRunner, seconds: float) -> Iterator[None]:
+    """Give programs so little time to start, while they cannot: on a busy machine it may be too little for others."""
+    usual = runner.engine.settings
+    runner.engine.settings = dataclasses.replace(usual, default_startup_timeout_sec=seconds)
+    yield
+    runner.engine.settings = usual
 
 
 def close(runner: BoxRunner, within: float) -> None:
@@ -71,7 +81,8 @@ def test_a_start_that_hangs_is_given_up_and_the_next_works(runner: BoxRunner, wh
         os.kill(pid, signal.SIGSTOP)
     for _ in range(2):
         began = time.monotonic()
-        with pytest.raises(StartupTimeout, match="could not be started within 1 s"):
+        refused = pytest.raises(StartupTimeout, match="could not be started within 1 s")
+        with starting_within(runner, 1.0), refused:
             runner("print(2)")
         assert time.monotonic() - began < 10
     for pid in stopped:
@@ -120,10 +131,9 @@ def test_a_spawner_whose_start_was_given_up_is_not_used(tmp_path: Path, monkeypa
         pool_node=0,
         pool_python=0,
         pool_blank=0,
-        default_startup_timeout_sec=1.5,
         allow_weak_isolation=not is_root(),
     )
-    with pytest.raises(StartupTimeout):
+    with starting_within(runner, 1.5), pytest.raises(StartupTimeout):
         runner("print(1)")
     wait_until(lambda: answers(runner), "the next start did not work")
     assert started[1:]
@@ -167,7 +177,7 @@ def test_closing_does_not_wait_for_a_spawner_that_cannot_be_killed(runner: BoxRu
 @needs_freezer
 def test_a_box_that_cannot_be_killed_keeps_nobody_waiting(runner: BoxRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_box, "_DEATH_SECONDS", 1.0)
-    run = runner.submit(run_on(runner.engine, command=["sleep", "600"], timeout=1.0))
+    run = runner.submit(run_on(runner.engine, command=["sleep", "600"], timeout=4.0))
     spawner = parts(runner)["spawner"][0]
     wait_until(lambda: b"sleep" in commands(descendants(spawner)), "the program did not start")
     (program,) = (pid for pid in descendants(spawner) if commands([pid]) == {b"sleep"})
@@ -206,7 +216,7 @@ def stop(pid):
     os.kill(pid, signal.SIGSTOP)
 began = time.monotonic()
 try:
-    template.start([], [], 0x60000000 if os.getuid() == 0 else None, False, stop)
+    template.start([], [], 0x60000000 if os.getuid() == 0 else None, False, False, stop)
 except StepFailed as error:
     print(error.step, os.strerror(error.errno), time.monotonic() - began < 8, os.path.exists(f"/proc/{found[0]}"))
 """
@@ -220,7 +230,12 @@ def test_the_spawner_does_not_wait_for_a_template_that_never_stands() -> None:
 
 CALLER = """
 import sys, time, tidebox
-tidebox.run("pass")
+while True:
+    try:
+        tidebox.run("pass")
+        break
+    except tidebox.errors.StartupTimeout:
+        pass  # a busy machine
 print("ready", flush=True)
 sys.stdin.readline()
 began = time.monotonic()
@@ -269,7 +284,7 @@ async def test_cancelling_a_start_that_hangs_ends_it(runner: BoxRunner) -> None:
     await asyncio.sleep(0.2)
     set_it: Callable[[], None] = cancel.set
     runner.loop.call_soon_threadsafe(set_it)
-    result = await asyncio.wait_for(asyncio.wrap_future(run), 0.7)
+    result = await asyncio.wait_for(asyncio.wrap_future(run), 10)
     assert (result.outcome.value, result.exit_code) == ("cancelled", None)
     os.kill(spawner, signal.SIGCONT)
     await asyncio.wrap_future(runner.submit(runner.engine.close()))

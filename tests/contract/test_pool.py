@@ -82,6 +82,23 @@ async def test_a_failed_exec_is_a_fact_and_not_read_off_the_output(start: Start,
         assert (ending.exit_code, ending.not_started) == (code, not_started)
 
 
+@pytest.mark.parametrize("ready", READY)
+@pytest.mark.parametrize(
+    "command",
+    [["true"], ["python3", "-c", "print(1)"], ["node", "-e", "1"], ["sh", "-c", "true"], ["no-such-program"]],
+)
+async def test_a_working_directory_that_is_not_there_is_a_fact_of_its_own(
+    start: Start, ready: str, command: list[str]
+) -> None:
+    engine = await start(**READY[ready])
+    for cwd, number in (("/no/such", errno.ENOENT), ("/etc/passwd", errno.ENOTDIR)):
+        await engine.pool.filled()
+        output = Collector()
+        ending = await engine.run(plan_command(command, cwd=cwd), output, limits=Limits())
+        assert (ending.exit_code, ending.not_started) == (126, ExecError(command[0], number, cwd))
+        assert not output.parts["stdout"]
+
+
 # Each prints the flags of its standard streams before it uses them, and then writes more than a pipe holds.
 FLAGS = {
     "python": """

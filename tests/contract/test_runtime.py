@@ -11,13 +11,22 @@ from pathlib import Path
 import pytest
 
 from tests.boxes import is_root
-from tidebox.errors import ExecFailed, FileOperationFailed, PayloadTooLarge, UnknownImage, UnsupportedOperation
+from tests.contract.runtimes import RUNTIMES_UNDER_TEST
+from tests.patience import patient
+from tidebox.errors import (
+    ExecFailed,
+    FileOperationFailed,
+    InvalidImage,
+    PayloadTooLarge,
+    UnknownImage,
+    UnsupportedOperation,
+)
 from tidebox.files.trees import TreeLimits
 from tidebox.model.box import BoxSpec, CaptureRule, Command
 from tidebox.model.events import Event, Exited, Output, Started
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.limits import MIB, Limits
-from tidebox.model.runtimes import Guarantee
+from tidebox.model.runtimes import BOUNDARIES, Guarantee
 from tidebox.runtime.base import Box, Exec, Runtime
 
 MEMFD_NOEXEC = os.access("/proc/sys/vm/memfd_noexec", os.W_OK)
@@ -31,6 +40,11 @@ while time.process_time() < end:
 if pid:
     os.wait()
 """
+
+
+@pytest.fixture(params=RUNTIMES_UNDER_TEST)
+def runtime_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
@@ -70,7 +84,8 @@ async def test_probe_names_every_guarantee(runtime: Runtime) -> None:
 
 
 async def test_what_it_tells_of_itself(runtime: Runtime) -> None:
-    assert runtime.boundary in ("namespaces", "container", "microvm")
+    assert runtime.boundary in BOUNDARIES
+    await runtime.probe()
     assert runtime.version
     default = runtime.images()[0]
     assert runtime.resolve(default.name) == default
@@ -157,7 +172,8 @@ async def test_files_go_in_and_out_byte_exact(box: Box) -> None:
     assert b"".join([chunk async for chunk in box.files.read("/workspace/deep.bin", 10, 20)]) == data[10:30]
     info = await box.files.stat("/workspace/deep.bin")
     assert (info.kind, info.size, info.mode & 0o777) == ("file", len(data), 0o600)
-    assert output(await run(box, "stat", "-c", "%u", "deep.bin")) == b"1000\n"
+    owner, user = output(await run(box, "sh", "-c", "stat -c %u deep.bin; id -u")).split()
+    assert owner == user != b"0"
 
 
 async def test_file_operations(box: Box) -> None:
@@ -268,15 +284,18 @@ async def test_usage_counts_cpu_memory_and_processes(runtime: Runtime) -> None:
     usage = await box.usage()
     await box.close()
     assert usage.cpu_seconds is not None
-    assert 1.0 <= usage.cpu_seconds < 2.0
+    assert 1.0 <= usage.cpu_seconds < 1.0 + patient(1.0)
     assert usage.memory_peak is not None
     assert 100 * MIB <= usage.memory_peak < 260 * MIB
-    assert usage.pids_peak == 2
+    # Not every kernel tells it of containers.
+    assert usage.pids_peak in ((2,) if runtime.boundary == "namespaces" else (2, None))
 
 
-async def test_an_unknown_image_is_refused(runtime: Runtime) -> None:
-    with pytest.raises(UnknownImage):
-        await runtime.open(BoxSpec(image="no-such-image"))
+@pytest.mark.parametrize("image", ["no-such-image", "No Image!"])
+async def test_an_unknown_image_is_refused(runtime: Runtime, image: str) -> None:
+    # Where images are pulled, one that cannot be is the engine's to name.
+    with pytest.raises((UnknownImage, InvalidImage), match=image):
+        await runtime.open(BoxSpec(image=image))
 
 
 async def test_boxes_see_nothing_of_each_other(runtime: Runtime) -> None:

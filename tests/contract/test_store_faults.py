@@ -22,12 +22,21 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from tests.contract import postgres
+from tests.contract.database_proxy import standing_before
 from tests.contract.test_stores import make_claim, make_run, make_session, step
-from tidebox.errors import QuotaExceeded, StoreUnavailable
+from tests.unit.stage import ADA, Stage
+from tidebox.broker.audit import Audit
+from tidebox.broker.broker import Broker
+from tidebox.broker.frame import Frame
+from tidebox.broker.work import Work
+from tidebox.errors import QuotaExceeded, StoreInDoubt, StoreUnavailable
+from tidebox.model.box import BoxSpec
 from tidebox.model.idempotency import Claim
+from tidebox.model.launch import plan_code
 from tidebox.model.listing import RunQuery
+from tidebox.model.log import Ended
 from tidebox.model.node import NOBODY, Owner
-from tidebox.model.run import Phase
+from tidebox.model.run import Phase, RunFacts
 from tidebox.store import migrations
 from tidebox.store.base import Creation, Holdings, SessionCreation, SessionQuery
 from tidebox.store.sql.rows import record_of, run_row
@@ -359,6 +368,50 @@ async def test_a_database_server_that_comes_back_is_used_again(server: postgres.
     await asyncio.to_thread(server.start)
     assert await store.run("run-1") is not None
     await store.close()
+
+
+async def test_a_commit_whose_answer_is_lost_is_told_from_one_that_did_not_happen(server: postgres.Server) -> None:
+    with standing_before(server.fresh_url()) as proxy:
+        store = PostgresStore(proxy.url)
+        await store.start()
+        run = make_run()
+        proxy.lose_answers(1)
+        with pytest.raises(StoreInDoubt):
+            await store.create_run(Creation(run=run, work=b""))
+        assert await store.run(run.id) == run
+        proxy.lose_answers(1)
+        with pytest.raises(StoreInDoubt):
+            await store.advance_run(run, step(Phase.STARTING))
+        assert proxy.lost_answers == 2
+        there = await store.run(run.id)
+        assert there is not None
+        assert there.phase is Phase.STARTING
+        await store.close()
+
+
+async def test_a_run_reaches_its_end_though_the_answers_to_its_steps_are_lost(
+    server: postgres.Server, tmp_path: Path
+) -> None:
+    stage = Stage()
+    with standing_before(server.fresh_url()) as proxy:
+        broker = Broker(runner=stage, store=PostgresStore(proxy.url), audit=Audit(tmp_path))
+        await broker.start()
+        # The one that makes the run; that it runs; that it is over.
+        proxy.lose_answers(3)
+        work = Work(launch=plan_code("python", ""), spec=BoxSpec())
+        facts = RunFacts(runtime="native", base_image="host", spec_version="1.0", policy_hash="f00d")
+        run = (await broker.runs.submit(ADA, facts, work)).run
+        reader = await broker.runs.read_log(ADA, run.id)
+        (await stage.play(0)).finish()
+        entries = []
+        async with asyncio.timeout(60):
+            while batch := await reader.read():
+                entries += [item.entry for item in batch if isinstance(item, Frame)]
+        assert proxy.lost_answers == 3
+        assert isinstance(entries[-1], Ended)
+        assert entries[-1].run.phase is Phase.COMPLETED
+        assert await broker.runs.get(ADA, run.id) == entries[-1].run
+        await broker.close()
 
 
 async def test_two_servers_on_one_database_make_one_run_of_identical_requests(server: postgres.Server) -> None:

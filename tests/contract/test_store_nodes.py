@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import sqlalchemy as sa
 
 from tests.contract import postgres
 from tests.contract.test_stores import make_binding, make_run, make_session, step
@@ -17,12 +16,20 @@ from tidebox.errors import Conflict, StoreUnavailable
 from tidebox.model.node import NOBODY, Owner
 from tidebox.model.run import Phase, Reason, Run
 from tidebox.model.sandbox import Binding, SandboxState
-from tidebox.store.base import BindingCreation, Creation, Estate, Pulse, SessionCreation, Standing, Store
-from tidebox.store.memory import MemoryStore
-from tidebox.store.sql.schema import nodes
-from tidebox.store.sql.store import PostgresStore, SqliteStore, SqlStore
+from tidebox.store.base import (
+    Beat,
+    BindingCreation,
+    Creation,
+    Estate,
+    Pulse,
+    SessionCreation,
+    SessionQuery,
+    Standing,
+    Store,
+)
+from tidebox.store.sql.store import PostgresStore, SqliteStore
 
-# So long that no node is silent by chance, and so short that every other one is.
+# So long that nobody's name is free, and so short that everybody's is.
 LONG, NOW = 1000.0, -1.0
 
 
@@ -36,6 +43,11 @@ async def second(make_store: Callable[[], Store], store: Store) -> AsyncIterator
     await other.start()
     yield other
     await other.close()
+
+
+async def heard_of(store: Store, by: Owner, *node_ids: str) -> list[Beat]:
+    """What one node has last heard of others."""
+    return [beat for beat in (await store.beat(by)).others if beat.node_id in node_ids]
 
 
 def own(run: Run, owner: Owner) -> Run:
@@ -57,12 +69,12 @@ async def test_each_time_a_node_joins_its_epoch_is_higher(store: Store) -> None:
     again = await store.join_node("a", "home", LONG)
     assert (first.node_id, again.node_id) == ("a", "a")
     assert again.epoch > first.epoch
-    assert await store.beat(again, LONG) == Pulse(Standing.HELD, alone=True)
-    # Also after it was forgotten.
-    await asyncio.sleep(0.3)
+    assert await store.beat(again) == Pulse(Standing.HELD)
+    # Also after it was forgotten, once a moment has passed.
+    await asyncio.sleep(0.01)
     other = await store.join_node("b", "other home", LONG)
-    await store.take_over(other, 0.2, 1.0)
-    assert await store.beat(again, LONG) == Pulse(Standing.FORGOTTEN)
+    await store.take_over(other, await heard_of(store, other, "a"), 1.0)
+    assert await store.beat(again) == Pulse(Standing.FORGOTTEN)
     later = await store.join_node("a", "home", LONG)
     assert later.epoch > again.epoch
 
@@ -71,10 +83,10 @@ async def test_two_servers_that_live_are_not_one_node(store: Store) -> None:
     first = await store.join_node("a", "home", LONG)
     with pytest.raises(Conflict, match="another server has the node id a"):
         await store.join_node("a", "other home", LONG)
-    assert await store.beat(first, LONG) == Pulse(Standing.HELD)
+    assert await store.beat(first) == Pulse(Standing.HELD)
     # One that has been silent for long enough, or has left, is not waited for.
     second = await store.join_node("a", "other home", NOW)
-    assert await store.beat(first, LONG) == Pulse(Standing.SUPERSEDED)
+    assert await store.beat(first) == Pulse(Standing.SUPERSEDED)
     await store.leave_node(first)
     with pytest.raises(Conflict):
         await store.join_node("a", "third home", LONG)
@@ -82,18 +94,29 @@ async def test_two_servers_that_live_are_not_one_node(store: Store) -> None:
     await store.join_node("a", "third home", LONG)
 
 
-async def test_a_beat_tells_who_is_there_and_whether_anybody_is_lost(store: Store) -> None:
+async def test_a_beat_tells_who_is_there_and_what_was_heard_of_them(store: Store) -> None:
     a = await store.join_node("a", "a", LONG)
-    assert await store.beat(a, LONG) == Pulse(Standing.HELD, alone=True, lost=False)
+    assert await store.beat(a) == Pulse(Standing.HELD)
     b = await store.join_node("b", "b", LONG)
-    assert await store.beat(a, LONG) == Pulse(Standing.HELD, alone=False, lost=False)
-    assert (await store.beat(a, NOW)).lost
-    # A node that has beaten is not silent, however long ago it joined.
-    await asyncio.sleep(0.3)
-    await store.beat(a, LONG)
-    assert await store.take_over(a, 0.2, 1.0) == Estate()
-    assert await store.beat(b, LONG) == Pulse(Standing.FORGOTTEN)
-    assert await store.beat(a, LONG) == Pulse(Standing.HELD, alone=True, lost=False)
+    [first] = (await store.beat(a)).others
+    assert (first.node_id, first.epoch) == ("b", b.epoch)
+    assert await heard_of(store, a, "b") == [first]
+    assert [await store.has_node(name) for name in ("a", "b", "c")] == [True, True, False]
+    # Who has beaten since is not silent.
+    await asyncio.sleep(0.01)
+    await store.beat(b)
+    [second] = await heard_of(store, a, "b")
+    assert second != first
+    assert await store.take_over(a, [first], 1.0) == Estate()
+    assert (await store.beat(b)).standing is Standing.HELD
+    # Nor is one that has joined anew.
+    again = await store.join_node("b", "b", LONG)
+    assert await store.take_over(a, [second], 1.0) == Estate()
+    assert (await store.beat(again)).standing is Standing.HELD
+    assert await store.take_over(a, await heard_of(store, a, "b"), 1.0) == Estate()
+    assert await store.beat(again) == Pulse(Standing.FORGOTTEN)
+    assert await store.beat(a) == Pulse(Standing.HELD)
+    assert not await store.has_node("b")
 
 
 async def test_a_run_is_changed_by_its_owner_alone(store: Store) -> None:
@@ -137,10 +160,9 @@ async def test_of_a_lost_node_what_waits_is_taken_over_and_the_rest_ends(store: 
     starting = await bring_to(store, own(make_run("run-t"), lost), Phase.STARTING)
     running = await bring_to(store, own(make_run("run-r"), lost), Phase.STARTING, Phase.RUNNING)
     done = await bring_to(store, own(make_run("run-d"), lost), Phase.STARTING, Phase.RUNNING, Phase.COMPLETED)
-    await asyncio.sleep(0.3)
     b = await second.join_node("b", "b", LONG)
     mine = await bring_to(second, own(make_run("run-m"), b))
-    estate = await second.take_over(b, 0.2, 500.0)
+    estate = await second.take_over(b, await heard_of(second, b, "a"), 500.0)
     assert estate is not None
     assert [(run.id, run.owner, run.attempt, run.phase) for run, _ in estate.runs] == [
         (run.id, b, 2, Phase.QUEUED) for run in waiting
@@ -158,18 +180,18 @@ async def test_of_a_lost_node_what_waits_is_taken_over_and_the_rest_ends(store: 
             assert await store.advance_run(run, step(phase)) is None
     assert await second.advance_run(estate.runs[0][0], step(Phase.STARTING)) is not None
     # Asked again it tells what waits: of an answer that was lost nothing is lost.
-    again = await second.take_over(b, LONG, 600.0)
+    again = await second.take_over(b, [], 600.0)
     assert again == Estate(runs=estate.runs[1:])
-    assert await second.beat(b, LONG) == Pulse(Standing.HELD, alone=True, lost=False)
+    assert await second.beat(b) == Pulse(Standing.HELD)
 
 
 async def test_of_several_who_would_take_over_one_does(store: Store, second: Store) -> None:
     lost = await store.join_node("a", "a", LONG)
     for number in range(20):
         await bring_to(store, own(make_run(f"run-{number}"), lost))
-    await asyncio.sleep(0.3)
     survivors = [(side, await side.join_node(name, name, LONG)) for name, side in (("b", store), ("c", second))]
-    estates = await asyncio.gather(*(side.take_over(owner, 0.2, 1.0) for side, owner in survivors * 4))
+    silent = await heard_of(store, survivors[0][1], "a")
+    estates = await asyncio.gather(*(side.take_over(owner, silent, 1.0) for side, owner in survivors * 4))
     told = [{run.id for run, _ in estate.runs} if estate is not None else set() for estate in estates]
     # All of it went to one of the two, which may have been told of it several times.
     everything = {f"run-{number}" for number in range(20)}
@@ -180,13 +202,12 @@ async def test_of_several_who_would_take_over_one_does(store: Store, second: Sto
 
 async def test_what_a_node_wrote_after_it_was_forgotten_is_found(store: Store) -> None:
     lost = await store.join_node("a", "a", LONG)
-    await asyncio.sleep(0.3)
     b = await store.join_node("b", "b", LONG)
-    assert await store.take_over(b, 0.2, 1.0) == Estate()
+    assert await store.take_over(b, await heard_of(store, b, "a"), 1.0) == Estate()
     # It was stopped in the middle of a transaction, say, and went on.
     late = await bring_to(store, own(make_run(), lost))
-    assert (await store.beat(b, LONG)).lost
-    estate = await store.take_over(b, LONG, 1.0)
+    assert (await store.beat(b)).left
+    estate = await store.take_over(b, [], 1.0)
     assert estate is not None
     [(taken, _)] = estate.runs
     assert (taken.id, taken.owner) == (late.id, b)
@@ -196,8 +217,9 @@ async def test_one_who_was_forgotten_takes_over_nothing(store: Store) -> None:
     lost = await store.join_node("a", "a", LONG)
     b = await store.join_node("b", "b", LONG)
     await bring_to(store, own(make_run(), b))
-    assert await store.take_over(replace(lost, epoch=lost.epoch - 1), NOW, 1.0) == Estate()
-    assert await store.beat(b, LONG) == Pulse(Standing.HELD, alone=False)
+    silent = await heard_of(store, lost, "b")
+    assert await store.take_over(replace(lost, epoch=lost.epoch - 1), silent, 1.0) == Estate()
+    assert (await store.beat(b)).standing is Standing.HELD
 
 
 def bound(id: str, node_id: str) -> Binding:
@@ -206,7 +228,6 @@ def bound(id: str, node_id: str) -> Binding:
 
 async def test_bindings_end_with_their_node(store: Store) -> None:
     await store.join_node("a", "a", LONG)
-    await asyncio.sleep(0.3)
     b = await store.join_node("b", "b", LONG)
     for binding in (bound("b-1", "a"), bound("b-2", "b")):
         await store.create_binding(BindingCreation(binding=binding))
@@ -216,7 +237,7 @@ async def test_bindings_end_with_their_node(store: Store) -> None:
         await store.create_binding(BindingCreation(binding=bound("b-0", NOBODY.node_id)))
         assert await store.recover_bindings("b") == [bound("b-0", "b"), bound("b-2", "b")]
     over = replace(bound("b-1", "a"), state=SandboxState.TERMINATED, active_at=500.0)
-    assert await store.take_over(b, 0.2, 500.0) == Estate(bindings=(over,))
+    assert await store.take_over(b, await heard_of(store, b, "a"), 500.0) == Estate(bindings=(over,))
     assert await store.binding("b-1") == over
     assert not await store.save_binding(bound("b-1", "a"))
     again = make_binding("b-3", thread="thread of b-1", created_at=600.0, node_id="b")
@@ -244,27 +265,26 @@ async def test_beats_do_not_wait_for_others(postgres_server: postgres.Server) ->
         blocker.execute("LOCK TABLE sandbox_sessions")
         waiting = [asyncio.create_task(store.session(f"s-{number}")) for number in range(20)]
         async with asyncio.timeout(20):
-            assert (await store.beat(owner, LONG)).standing is Standing.HELD
+            assert (await store.beat(owner)).standing is Standing.HELD
         assert not any(task.done() for task in waiting)
     assert await asyncio.gather(*waiting) == [None] * 20
     await store.close()
 
 
-async def test_a_node_whose_last_beat_is_yet_to_come_is_lost(store: Store) -> None:
-    """As after the clock of the database was set back."""
-    await store.join_node("a", "home", LONG)
-    other = await store.join_node("b", "other home", LONG)
-    await set_beats_ahead(store, 2 * LONG)
-    assert await store.beat(other, LONG) == Pulse(Standing.HELD, alone=False, lost=True)
-    await store.join_node("a", "a third home", LONG)
-
-
-async def set_beats_ahead(store: Store, seconds: float) -> None:
-    if isinstance(store, MemoryStore):
-        for name, node in store._nodes.items():
-            store._nodes[name] = replace(node, beat_at=node.beat_at + seconds)
-    else:
-        assert isinstance(store, SqlStore)
-        database, _ = await store._ready()
-        ahead = sa.update(nodes).values(beat_at=nodes.c.beat_at + seconds)
-        await database.write(lambda connection: connection.execute(ahead))
+async def test_a_session_is_its_nodes_own(store: Store) -> None:
+    a = await store.join_node("a", "a", LONG)
+    await store.join_node("b", "b", LONG)
+    for id, node_id in (("s-0", NOBODY.node_id), ("s-1", "a"), ("s-2", "b")):
+        await store.create_session(SessionCreation(session=make_session(id, node_id=node_id)))
+    await store.recover_sessions("a")
+    # What was made before there were nodes is the next one's that starts; where nobody else can be, all is.
+    theirs = "b" if store.shared else "a"
+    found = {session.id: session.node_id for session in (await store.list_sessions(SessionQuery())).sessions}
+    assert found == {"s-0": "a", "s-1": "a", "s-2": theirs}
+    assert (await store.close_session("s-2") or make_session()).node_id == theirs
+    if store.shared:
+        assert [session.id for session in await store.expired_sessions(2000.0, "a")] == ["s-0", "s-1"]
+        assert [session.id for session in await store.expired_sessions(500.0, "b")] == ["s-2"]
+        # Nobody else will remove what a lost node has.
+        await store.take_over(a, await heard_of(store, a, "b"), 1.0)
+        assert [session.id for session in await store.expired_sessions(2000.0, "a")] == ["s-0", "s-1", "s-2"]

@@ -34,6 +34,7 @@ from tidebox.model.run import (
     ended,
 )
 from tidebox.model.sandbox import Binding, SandboxState, Scope, ScopeType
+from tidebox.model.series import Course
 from tidebox.model.session import Session, SessionState
 from tidebox.model.summary import Totals
 from tidebox.store.base import BindingCreation, Creation, Holdings, SessionCreation, SessionQuery, Store
@@ -289,6 +290,43 @@ async def test_runs_are_listed_by_what_is_asked(store: Store) -> None:
     assert await listed(store, finished_to=399.0) == []
 
 
+async def test_runs_are_found_by_a_label(store: Store) -> None:
+    odd = 'a "name" = ö'
+    for number, labels in enumerate([{"team": "sea"}, {"team": "seaside"}, {odd: odd}, {}, {"team": "\0"}]):
+        await store.create_run(Creation(run=make_run(f"run-{number}", labels=labels), work=b""))
+    assert await listed(store, label=("team", "sea")) == ["run-0"]
+    assert await listed(store, label=("team", "sea"), user="ada", phase=Phase.QUEUED) == ["run-0"]
+    assert await listed(store, label=("team", "sea"), user="bob") == []
+    assert await listed(store, label=(odd, odd)) == ["run-2"]
+    # What a record says beside its labels is none.
+    assert await listed(store, label=("runtime", "native")) == []
+    assert await listed(store, label=("", "")) == []
+
+
+async def test_the_course_of_runs_is_told(store: Store) -> None:
+    await bring_to(store, make_run("run-0", "ada", 100.0), Phase.RUNNING)
+    usage = Usage(wall_seconds=1.0, cpu_seconds=0.5)
+    killed = Conclusion(phase=Phase.FAILED, reason=Reason.OOM_KILLED, usage=usage)
+    await store.advance_run(make_run("run-0"), ended(killed, 300.0))
+    await store.create_run(Creation(run=make_run("run-1", "bob", 250.0), work=b""))
+    over = Course(
+        user="ada",
+        phase=Phase.FAILED,
+        reason="oom_killed",
+        created_at=100.0,
+        started_at=200.0,
+        finished_at=300.0,
+        cpu_seconds=0.5,
+    )
+    waiting = replace(over, user="bob", phase=Phase.QUEUED, reason=None, created_at=250.0, cpu_seconds=0.0)
+    waiting = replace(waiting, started_at=None, finished_at=None)
+    assert await store.courses(0.0, 1000.0, 10) == [waiting, over]
+    assert await store.courses(0.0, 1000.0, 1) == [waiting]
+    assert await store.courses(300.0, 1000.0, 10) == [waiting, over]
+    assert await store.courses(300.1, 1000.0, 10) == [waiting]
+    assert await store.courses(0.0, 200.0, 10) == [over]
+
+
 async def test_bounds_include_the_times_that_clients_are_shown(store: Store) -> None:
     began, over = 1_700_000_000.1236789, 1_700_000_001.9999996
     await bring_to(store, make_run(), Phase.QUEUED)
@@ -454,10 +492,10 @@ async def test_sessions_to_be_removed_are_those_over_and_those_half_closed(store
         await store.create_session(
             SessionCreation(session=make_session(id, created_at=created_at, expires_at=expires_at))
         )
-    assert [session.id for session in await store.expired_sessions(49.9)] == []
-    assert [session.id for session in await store.expired_sessions(50.0)] == ["s-1"]
+    assert [session.id for session in await store.expired_sessions(49.9, NOBODY.node_id)] == []
+    assert [session.id for session in await store.expired_sessions(50.0, NOBODY.node_id)] == ["s-1"]
     await store.close_session("s-3")
-    assert [session.id for session in await store.expired_sessions(60.0)] == ["s-3", "s-2", "s-1"]
+    assert [session.id for session in await store.expired_sessions(60.0, NOBODY.node_id)] == ["s-3", "s-2", "s-1"]
 
 
 async def test_sessions_are_listed_newest_first_in_pages(store: Store) -> None:
@@ -758,10 +796,10 @@ async def test_a_claim_stands_for_a_binding(store: Store) -> None:
     assert await store.binding("b-3") is None
 
 
-async def test_bindings_survive(make_store: Callable[[], Store], kind: str) -> None:
-    if kind == "memory":
-        pytest.skip("nothing of it survives")
+async def test_bindings_survive(make_store: Callable[[], Store]) -> None:
     store = make_store()
+    if not store.durable:
+        pytest.skip("a store in memory forgets")
     await store.start()
     await store.create_binding(BindingCreation(binding=make_binding()))
     await store.close()

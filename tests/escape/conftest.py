@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.boxes import BoxRunner, assert_nothing_left, box_run, box_runner, start_runner, stop_runner
+from tests.patience import patient
 from tidebox.embedded import run_on
 from tidebox.errors import GuaranteeMissing
 from tidebox.model.result import Result
@@ -27,7 +28,7 @@ def box_arun(box_runner: BoxRunner) -> Iterator[Callable[..., Any]]:
     """Run code in a fresh box without blocking, for tests with several at once."""
 
     async def arun(code: str | None = None, language: str = "python", **options: Any) -> Result:
-        options.setdefault("timeout", 20.0)
+        options.setdefault("timeout", patient(20.0))
         result: Result = await asyncio.wrap_future(
             box_runner.submit(run_on(box_runner.engine, code, language, **options))
         )
@@ -40,7 +41,7 @@ def box_arun(box_runner: BoxRunner) -> Iterator[Callable[..., Any]]:
 @pytest.fixture(scope="session")
 def missing_guarantees(box_runner: BoxRunner) -> frozenset[str]:
     """What this user cannot be given on this machine."""
-    report = box_runner.submit(box_runner.engine.runtime.probe()).result(timeout=60)
+    report = box_runner.submit(box_runner.engine.runtime.probe()).result(timeout=patient(60))
     return frozenset(finding.guarantee.value for finding in report.missing)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, Protocol
 
+from tests.patience import patient
 from tidebox.model.result import Result
 from tidebox.spawner.syscall_tables import syscall_numbers
 
@@ -99,7 +100,7 @@ def outside(program: str, shield: bool = True) -> str | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=patient(30),
             start_new_session=True,
             check=False,
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.escape.probes import MIB, Run
+from tests.patience import patient
 from tidebox.errors import TideboxError
 
 GOOD = "open('good.txt', 'w').write('good')\n"
@@ -46,7 +47,7 @@ def test_a_link_is_not_followed(box_run: Run, target: str) -> None:
     start = time.monotonic()
     result = box_run(GOOD + f"import os; os.symlink({target!r}, 'loop')", artifacts=["*.txt", "loop"])
     assert result.artifacts == {"good.txt": b"good"}
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < patient(10)
 
 
 def test_a_link_to_a_planted_file_of_the_machine_is_not_followed(box_run: Run) -> None:
@@ -88,7 +89,7 @@ def test_what_is_no_regular_file_is_left_alone(box_run: Run, kind: str) -> None:
     start = time.monotonic()
     result = box_run(GOOD + SPECIAL[kind], artifacts=["good.txt", "odd"])
     assert result.artifacts == {"good.txt": b"good"}
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < patient(10)
 
 
 def test_a_file_without_permissions_harms_nothing(box_run: Run) -> None:
@@ -154,7 +155,7 @@ time.sleep(0.3)
 """
     start = time.monotonic()
     result = box_run(program, artifacts=["out", "out2"])
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < patient(10)
     content = result.artifacts["out"]
     assert content == content[: len(content) // 1000] * 1000
 
@@ -202,7 +203,7 @@ def test_thousands_of_files_do_not_fill_the_server(box_run: Run) -> None:
     start = time.monotonic()
     result = box_run(program, artifacts=["many/*"])
     assert len(result.artifacts) <= 1000
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < patient(20)
 
 
 def test_thousands_of_directories_do_not_take_the_servers_descriptors(box_run: Run) -> None:
@@ -248,6 +249,11 @@ except TideboxError:
 """
     environment = {**os.environ, "SANDBOX_DATA_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patient(20),
+        check=False,
     )
     assert (done.stdout, done.returncode) == ("{}\n", 0), done.stderr

@@ -14,6 +14,7 @@ import pytest
 from tests.escape.probes import MIB, AsyncRun, Run, python, said
 from tests.escape.test_inheritance import scan_for
 from tests.escape.test_processes import KILL_EVERYTHING
+from tests.runtimes import RUNTIME
 from tidebox.errors import ProvisionFailed
 
 
@@ -264,10 +265,27 @@ async def test_descriptors_sent_and_never_received_spare_the_box_beside_it(box_a
     assert said(await box_arun("print(1)", open_files=100)) == "1"
 
 
+async def test_a_box_for_few_descriptors_opens_beside_programs_that_send_many(box_arun: AsyncRun) -> None:
+    """Those on the way are more than it may have open itself, and more than we may unless we raise that."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1000, limits[0]), limits[1]))
+    try:
+        filler = asyncio.ensure_future(box_arun(FILL_THE_WAY, open_files=1024))
+        opened = []
+        while not filler.done():
+            opened.append(said(await box_arun("print(1)", open_files=64)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert set(opened) == {"1"}
+    assert said(await filler) == "Too many references: cannot splice"
+
+
 async def test_boxes_run_under_different_users(box_arun: AsyncRun) -> None:
     """As root each box has ids of its own outside, so that nothing shared by accident is shared by right."""
     if os.geteuid() != 0:
         pytest.skip("without root every box maps to the one user who runs it")
-    program = "import time; print(open('/proc/self/uid_map').read().split()[1], flush=True); time.sleep(0.5)"
+    # Where boxes have no user namespace of their own the id is the one that they see.
+    asked = "open('/proc/self/uid_map').read().split()[1]" if RUNTIME == "native" else "__import__('os').getuid()"
+    program = f"import time; print({asked}, flush=True); time.sleep(0.5)"
     first, second = await asyncio.gather(box_arun(program), box_arun(program))
     assert said(first) != said(second)

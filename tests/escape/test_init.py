@@ -7,6 +7,8 @@ import signal
 import pytest
 
 from tests.escape.probes import Probe, Run, outside, python, said, try_call
+from tests.patience import patient
+from tests.runtimes import native_only
 
 SIGNALS = [
     "SIGKILL",
@@ -168,8 +170,11 @@ def test_no_link_of_init_can_be_followed(box_run: Run, link: str) -> None:
     ],
 )
 def test_init_cannot_be_written(box_run: Run, entry: str) -> None:
-    program = python(f"attempt(lambda: os.open('/proc/1/{entry}', os.O_WRONLY))")
-    assert said(box_run(program)) in {"denied EACCES", "denied EPERM", "denied EROFS", "denied ENOENT"}
+    # Where /proc may be written some can be opened, and nothing comes of it.
+    value = {"timerslack_ns": "5000", "attr/current": "x"}.get(entry, "1")
+    program = python(f"attempt(lambda: os.write(os.open('/proc/1/{entry}', os.O_WRONLY), {value.encode()!r}))")
+    refusals = {"denied EACCES", "denied EPERM", "denied EROFS", "denied ENOENT", "denied EINVAL"}
+    assert said(box_run(program)) in refusals
 
 
 FORCE = [
@@ -205,7 +210,7 @@ for _ in range(3000):
     os.waitpid(child, 0)
 print("done", len([name for name in os.listdir("/proc") if name.isdigit()]) < 40)
 """
-    assert said(box_run(program, timeout=40)) == "done True"
+    assert said(box_run(program, timeout=patient(40))) == "done True"
 
 
 def test_signal_delivery_cannot_be_aimed_at_init(box_run: Run) -> None:
@@ -248,6 +253,7 @@ def test_what_the_server_writes_cannot_be_made_a_signal_for_init(box_run: Run) -
     assert said(box_run(program, stdin=b"x" * 900_000)) == "still here"
 
 
+@native_only("init of a container is of the same user, and so among the processes that are seen")
 def test_orphans_are_taken_whatever_signal_they_end_with(box_run: Run) -> None:
     """A child that ends with another signal than SIGCHLD, or none, waits for a parent that asks for just that."""
     program = python(

@@ -24,15 +24,16 @@ import pytest
 
 from tests.boxes import BoxRunner, is_root
 from tests.escape.kernel_objects import OBJECTS, Kernel
+from tests.patience import patient
 from tidebox.embedded import run_on
 from tidebox.model.limits import GIB, MIB
 from tidebox.model.result import Outcome, Result
 
 UNCHARGED = 4 * MIB
 _TRIES = 3
-_SECONDS = 60.0
+_SECONDS = patient(60.0)
 # How long what ends a box for memory that is charged to nobody may take to find it, on a slow machine.
-_GUARD_SECONDS = 10.0
+_GUARD_SECONDS = patient(10.0)
 # No more than this process may have: a box cannot be given more.
 _DESCRIPTORS = min(65_536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 _PAGE = os.sysconf("SC_PAGE_SIZE")

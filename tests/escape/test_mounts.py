@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.boxes import ROOT, is_root
+from tests.patience import PATIENCE, VARIABLE, patient
 
 pytestmark = pytest.mark.skipif(not is_root(), reason="only root can mount")
 
@@ -35,11 +36,17 @@ def after(mounts: str, *command: str, **environment: str) -> subprocess.Complete
     return subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *command],
         cwd=ROOT,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT), **environment},
+        env={
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": str(ROOT),
+            VARIABLE: str(PATIENCE),
+            **environment,
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
     )
 

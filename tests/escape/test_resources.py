@@ -13,6 +13,8 @@ import pytest
 
 from tests.boxes import is_root
 from tests.escape.probes import MIB, NUMBERS, Run, python, said
+from tests.patience import patient
+from tests.runtimes import AGENT_MEMORY, RUNTIME
 from tidebox.model.limits import Limits
 
 Needs = Callable[[str], None]
@@ -54,7 +56,7 @@ def test_a_shell_fork_bomb_ends(box_run: Run, needs: Needs) -> None:
     needs("pids")
     start = time.monotonic()
     box_run("b() { b | b & }; b; sleep 60", "shell", pids=64, timeout=2)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < patient(30)
 
 
 def test_a_thread_bomb_is_bounded(box_run: Run, needs: Needs) -> None:
@@ -129,24 +131,24 @@ while True:
 @pytest.mark.parametrize("kind", sorted(set(MEMORY_BOMBS) - {"pipes"}))
 def test_a_memory_bomb_ends_in_oom(box_run: Run, needs: Needs, kind: str) -> None:
     needs("memory")
-    result = box_run(python("import os\n" + MEMORY_BOMBS[kind]), memory=64 * MIB, timeout=40)
+    result = box_run(python("import os\n" + MEMORY_BOMBS[kind]), memory=64 * MIB, timeout=patient(40))
     assert result.outcome.value == "oom"
     assert result.usage.oom_kills >= 1
-    assert (result.usage.memory_peak or 0) <= 64 * MIB
+    assert (result.usage.memory_peak or 0) <= 64 * MIB + AGENT_MEMORY
 
 
 def test_memory_in_pipes_is_bounded(box_run: Run, needs: Needs) -> None:
     needs("memory")
-    result = box_run(python(MEMORY_BOMBS["pipes"]), memory=64 * MIB, timeout=20)
+    result = box_run(python(MEMORY_BOMBS["pipes"]), memory=64 * MIB, timeout=patient(20))
     # The kernel bounds unprivileged pipes by count before the box's memory is full, or the descriptors run out.
     assert result.outcome.value in {"oom", "exited", "timeout"}
-    assert (result.usage.memory_peak or 0) <= 64 * MIB
+    assert (result.usage.memory_peak or 0) <= 64 * MIB + AGENT_MEMORY
 
 
 def test_a_memory_bomb_in_node_ends(box_run: Run, needs: Needs) -> None:
     needs("memory")
     program = "const held = []; while (true) held.push(Buffer.alloc(4 << 20, 1));"
-    result = box_run(program, "javascript", memory=128 * MIB, timeout=40)
+    result = box_run(program, "javascript", memory=128 * MIB, timeout=patient(40))
     assert result.outcome.value == "oom"
 
 
@@ -165,7 +167,7 @@ for n in range(0, 200 << 20, 4096):
     area[n] = 1
 print("BREACH")
 """
-    assert box_run(program, memory=64 * MIB, timeout=40).outcome.value == "oom"
+    assert box_run(program, memory=64 * MIB, timeout=patient(40)).outcome.value == "oom"
 
 
 def test_address_space_alone_costs_nothing(box_run: Run, needs: Needs) -> None:
@@ -201,9 +203,9 @@ def test_the_workspace_is_full_at_its_size(box_run: Run) -> None:
 @pytest.mark.parametrize("path", ["/tmp/fill", "/dev/shm/fill"])
 def test_other_memory_file_systems_are_bounded(box_run: Run, needs: Needs, path: str) -> None:
     needs("memory")
-    result = box_run(FILL.format(path=path), memory=128 * MIB, timeout=40)
+    result = box_run(FILL.format(path=path), memory=128 * MIB, timeout=patient(40))
     assert result.outcome.value == "oom" or said(result).split()[0] in {"ENOSPC", "EFBIG"}
-    assert (result.usage.memory_peak or 0) <= 128 * MIB
+    assert (result.usage.memory_peak or 0) <= 128 * MIB + AGENT_MEMORY
 
 
 @pytest.mark.parametrize("place", ["/workspace", "/tmp", "/dev/shm"])
@@ -284,7 +286,7 @@ def test_pending_signals_are_bounded(box_run: Run) -> None:
         attempt(flood)
         """
     )
-    assert said(box_run(program, timeout=30)) == "denied EAGAIN"
+    assert said(box_run(program, timeout=patient(30))) == "denied EAGAIN"
 
 
 # None of these ends by itself, and most will not end when asked.
@@ -339,8 +341,8 @@ def test_a_timeout_really_ends_it(box_run: Run, kind: str) -> None:
     start = time.monotonic()
     result = box_run(UNENDING[kind].replace("NR_CLONE", str(NUMBERS["clone"])), timeout=1)
     assert result.outcome.value == "timeout"
-    assert 0.9 <= result.usage.wall_seconds < 20
-    assert time.monotonic() - start < 30
+    assert 0.9 <= result.usage.wall_seconds < patient(20)
+    assert time.monotonic() - start < patient(30)
 
 
 @pytest.mark.parametrize(
@@ -382,22 +384,23 @@ print(made)
     soft, hard, made = map(int, said(box_run(program)).split())
     # Without a cgroup it is the box's own bound; without root init has the same uid and is counted too.
     assert soft == hard
-    assert soft in ((512,) if is_root() else (Limits().pids, 514))
-    assert made == (7 if is_root() else 6)
+    apart = is_root() and RUNTIME == "native"
+    assert soft in ((512,) if apart else (Limits().pids, 512, 514))
+    assert made == (7 if apart else 6)
 
 
 def test_many_processes_get_no_more_processor_time_than_one(box_run: Run, needs: Needs) -> None:
     needs("cpu")
-    program = """
+    program = f"""
 import os, time
 for _ in range(3):
     os.fork()
-end = time.monotonic() + 2
+end = time.monotonic() + {patient(2)}
 while time.monotonic() < end:
     pass
 """
     result = box_run(program, cpus=0.25)
-    assert (result.usage.cpu_seconds or 9) < 1.0
+    assert 0 < (result.usage.cpu_seconds or 0) < patient(1.0)
 
 
 def test_processor_time_of_children_is_counted(box_run: Run, needs: Needs) -> None:
@@ -435,13 +438,13 @@ def test_memory_of_children_is_counted(box_run: Run, needs: Needs) -> None:
     ids=["segfault", "abort", "kill", "processor-limit"],
 )
 def test_a_violent_death_is_told_as_what_it_was(box_run: Run, code: str, number: int | None) -> None:
-    result = box_run(code, timeout=10)
+    result = box_run(code, timeout=patient(10))
     assert result.outcome.value == "signaled"
     assert result.signal in ({number} if number else {signal.SIGXCPU, signal.SIGKILL})
 
 
 def test_endless_recursion_harms_only_itself(box_run: Run) -> None:
-    result = box_run("import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(): f()\nf()", timeout=20)
+    result = box_run("import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(): f()\nf()", timeout=patient(60))
     assert result.outcome.value in {"signaled", "oom"} or result.exit_code == 1
     assert said(box_run("print('next')")) == "next"
 
@@ -455,9 +458,9 @@ def test_a_box_with_all_its_bombs_leaves_the_machine_its_memory(box_run: Run, ne
 
     before = available()
     for _ in range(3):
-        box_run(FILL.format(path="/tmp/fill"), memory=256 * MIB, timeout=40)
+        box_run(FILL.format(path="/tmp/fill"), memory=256 * MIB, timeout=patient(40))
     # Others use this machine too, for a while.
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while available() <= before - 400:
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -496,7 +499,7 @@ def test_the_clock_of_the_box_cannot_stretch_its_timeout(box_run: Run) -> None:
         "import time\ntry:\n    time.clock_settime(0, 0)\nexcept OSError:\n    pass\ntime.sleep(600)", timeout=1
     )
     assert result.outcome.value == "timeout"
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < patient(30)
 
 
 def test_the_process_that_serves_boxes_keeps_its_descriptors(box_run: Run) -> None:
@@ -513,4 +516,6 @@ def test_the_process_that_serves_boxes_keeps_its_descriptors(box_run: Run) -> No
     before = settled()
     for _ in range(20):
         box_run("print('x')")
-    assert settled() <= before
+    deadline = time.monotonic() + patient(60)
+    while (now := settled()) > before:
+        assert time.monotonic() < deadline, f"{before} descriptors became {now}"

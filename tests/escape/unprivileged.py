@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+
+from tests.patience import PATIENCE, VARIABLE, patient
 
 ROOT = Path(__file__).resolve().parents[2]
-USER = 54321
+# One of its own for each process: the kernel counts for a user what all his processes have, and refuses by that.
+USER = 30_000 + os.getpid() % 30_000
 
 
 def closed_ancestor(path: Path) -> Path | None:
@@ -37,27 +42,38 @@ def _script(stage: Path, needed: list[Path]) -> str:
 
 
 def as_user(
-    command: list[str], home: Path, *, allow_weak_isolation: bool, timeout: float
+    command: list[str],
+    home: Path,
+    *,
+    allow_weak_isolation: bool,
+    timeout: float,
+    before: Sequence[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``command`` in this checkout without root, groups or capabilities, at home in the empty ``home``."""
+    """Run ``command`` in this checkout without root, groups or capabilities, at home in the empty ``home``.
+
+    ``before`` is a command of root's that goes on as the rest.
+    """
     stage = home / "stage"
     stage.mkdir()
     os.chown(home, USER, USER)
     needed = [Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve(), ROOT]
     environment = {
+        **environment,
         "PATH": os.defpath,
         "HOME": str(home),
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
+        VARIABLE: str(PATIENCE),
         "SANDBOX_ALLOW_WEAK_ISOLATION": str(int(allow_weak_isolation)),
     }
     return subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-c", _script(stage, needed), "sh", *command],
+        [*before, "unshare", "--mount", "--propagation", "private", "sh", "-c", _script(stage, needed), "sh", *command],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=patient(timeout),
         check=False,
     )

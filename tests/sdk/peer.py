@@ -43,6 +43,10 @@ class Talk:
     def say_raw(self, text: str | bytes) -> None:
         self._connection.send(text, text=True)
 
+    def send_bytes(self, data: bytes) -> None:
+        """Send what need not be a frame."""
+        self._connection.socket.sendall(data)
+
     def finish(self, execution: str, status: str = "completed", exit_code: int | None = 0) -> None:
         self.say("status", execution, status=status)
         self.say("result", execution, exit_code=exit_code, duration_ms=5)

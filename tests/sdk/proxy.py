@@ -25,7 +25,11 @@ class Proxy:
         """How many bytes came from the clients."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, OSError):
+            writer.transport.abort()  # closed before anything was asked
+            return
         self.requests.append(head)
         limit = next(self._cuts)
         from_server, to_server = await asyncio.open_connection(*self._address)

@@ -28,7 +28,7 @@ def calls(server: RunningServer, thread: str) -> list[str]:
     ]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
     """Wait until something is so."""
     deadline = time.monotonic() + seconds
     while not condition():

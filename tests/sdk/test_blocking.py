@@ -34,10 +34,10 @@ def thread() -> str:
 
 @pytest.fixture
 def access(server: RunningServer) -> Iterator[Access]:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with Access(server.url, api_key=server.key) as access:
         yield access
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_sandbox_that_is_lost(sandbox: Sandbox, server: RunningServer) -> None
 def test_a_configuration_becomes_a_sandbox(server: RunningServer, thread: str) -> None:
     body = {"thread_id": thread, "mode": "ensure"}
     answer = httpx2.post(f"{server.url}/v1/sandbox/sessions", json=body, headers=server.headers, timeout=60).json()
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with Sandbox.connect({"configurable": {"sandbox": answer}}) as sandbox:
         assert (sandbox.id, sandbox.session_id) == (answer["sandbox"]["id"], answer["session_id"])
         assert sandbox.exec("echo connected").text == "connected\n"
@@ -136,7 +136,7 @@ def test_a_configuration_becomes_a_sandbox(server: RunningServer, thread: str) -
         sandbox.exec("true")
     with pytest.raises(InvalidRequest):
         Sandbox.connect({"configurable": {}})
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
 
 
 def test_after_the_end(server: RunningServer, thread: str) -> None:

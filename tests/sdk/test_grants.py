@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebox.errors import BoxGone, FileOperationFailed, InternalError, InvalidRequest, RateLimited, TideboxError
+from tidebox.protocols.dataplane.frames import decode_frame as decode
 from tidebox.sdk import ServerProtocolError, ServerRefused, ServerUnreachable, VersionRefused
 from tidebox.sdk.failures import from_answer
-from tidebox.sdk.sandboxes.frames import decode
 from tidebox.sdk.sandboxes.grants import Grant, from_config, from_negotiation, from_session, with_token
 
 # As the specifications print them.

@@ -6,7 +6,7 @@ import asyncio
 import io
 import tarfile
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -251,9 +251,11 @@ async def test_input_of_a_run(client: AsyncInterpreter) -> None:
     assert (await client.run(["true"], stdin=EVERY_BYTE * 500)).ok
 
 
-async def test_input_that_is_too_much(client: AsyncInterpreter) -> None:
-    with pytest.raises(Conflict, match="stdin_max_bytes"):
-        await client.run(["cat"], stdin=b"x" * 2 * MIB)
+async def test_input_that_is_too_much(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(interactive_max_bytes=str(MIB))
+    async with AsyncInterpreter(server.url, api_key=server.key) as client:
+        with pytest.raises(Conflict, match="stdin_max_bytes"):
+            await client.run(["cat"], stdin=b"x" * 2 * MIB)
 
 
 async def test_more_output_than_is_wanted(client: AsyncInterpreter) -> None:

@@ -45,10 +45,10 @@ from tidebox.sdk import (
 
 @pytest.fixture
 def client(running_server: RunningServer) -> Iterator[Interpreter]:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with Interpreter(running_server.url, api_key=running_server.key) as client:
         yield client
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
 
 
 SHELLS: list[tuple[type, type]] = [

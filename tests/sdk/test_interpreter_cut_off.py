@@ -35,7 +35,7 @@ from tidebox.sdk import (
     ServerRefused,
     ServerUnreachable,
 )
-from tidebox.sdk import sockets as sockets_module
+from tidebox.sdk import http as http_module
 from tidebox.sdk.interpreter import calls as calls_module
 from tidebox.sdk.interpreter import log as log_module
 
@@ -162,10 +162,10 @@ async def test_uploads_are_sent_again(running_server: RunningServer, tmp_path: P
 
 
 async def test_input_that_may_be_lost_is_told_once(running_server: RunningServer) -> None:
-    async with cutting(running_server, itertools.chain([400], itertools.repeat(None))) as proxy:
+    # Less than the first input has.
+    async with cutting(running_server, once(10), of_client=True) as proxy:
         async with AsyncInterpreter(running_server.url, api_key=running_server.key) as direct:
-            # Longer than what the first connection hands on.
-            run = await direct.start_run(["sh", "-c", "read a; printf %2000s; echo $a; cat"], interactive=True)
+            run = await direct.start_run(["cat"], interactive=True)
             async with AsyncInterpreter(proxy.url, api_key=running_server.key) as client:
                 async with await client.stream_log(run.id) as log:
                     await log.write("first\n")
@@ -174,8 +174,22 @@ async def test_input_that_may_be_lost_is_told_once(running_server: RunningServer
                     await log.write("second\n")
                     await log.end_input()
                     rest = await entries(log)
-        # It did arrive here, which nobody could know.
-        assert output(rest).strip() == b"first\nsecond"
+        assert proxy.cut == 1
+        assert output(rest) == b"second\n"
+
+
+async def test_input_that_arrived_is_not_lost_with_its_connection(running_server: RunningServer) -> None:
+    # Less than the program prints when it has its input.
+    async with cutting(running_server, once(1500)) as proxy:
+        async with AsyncInterpreter(running_server.url, api_key=running_server.key) as direct:
+            run = await direct.start_run(["sh", "-c", "a=$(cat); sleep 0.5; printf %2000s; echo $a"], interactive=True)
+            async with AsyncInterpreter(proxy.url, api_key=running_server.key) as client:
+                async with await client.stream_log(run.id) as log:
+                    await log.write("first")
+                    await log.end_input()
+                    found = await entries(log)
+        assert proxy.cut == 1
+        assert output(found).strip() == b"first"
 
 
 async def test_a_reader_that_is_too_slow_misses_nothing(start_server: Callable[..., RunningServer]) -> None:
@@ -513,6 +527,18 @@ async def test_frames_that_come_twice_out_of_order_or_not_at_all() -> None:
     assert isinstance(found[-1], RunEnd)
 
 
+async def test_numbers_that_no_entry_has_are_no_gap() -> None:
+    resumed = event(1_000_001, "resume", requested_from_seq=2, delivered_from_seq=1_000_001, lost_count=0)
+    handlers = (
+        saying(event(1, "phase", phase="queued")),
+        saying(resumed, event(1_000_001, "phase", phase="queued"), chunk(1_000_002, "a"), END | {"seq": 1_000_003}),
+    )
+    with serving(*handlers) as server:
+        found = await read_all(server.url)
+    assert not [entry for entry in found if isinstance(entry, LogGap)]
+    assert output(found) == b"a"
+
+
 @pytest.mark.parametrize(
     "frame",
     [
@@ -548,7 +574,7 @@ async def test_a_connection_that_is_lost_as_soon_as_it_is_made(monkeypatch: pyte
         await connection.wait_closed()
         return connection
 
-    monkeypatch.setattr(sockets_module, "Connect", connect_and_lose)
+    monkeypatch.setattr(http_module, "Connect", connect_and_lose)
     handlers: list[Callable[[Talk], object]] = [Talk.wait_closed] * 100
     with serving(*handlers) as server:
         with pytest.raises(ConnectionLost):

@@ -18,7 +18,7 @@ from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import Outcome, Usage
 from tidebox.model.run import Conclusion
 from tidebox.model.switch import Switch
-from tidebox.runtime.base import Runner
+from tidebox.runtime.base import NO_FILES, BoxFiles, Runner
 
 ADA = Caller(Principal("ada"), "192.0.2.1", "req-a", "test")
 BOB = Caller(Principal("bob"), "192.0.2.2", "req-b", "test")
@@ -94,7 +94,7 @@ class Stage(Runner):
         self.doors_open.set()
         self._arrived = asyncio.Condition()
 
-    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None) -> Ending:
+    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None, files: BoxFiles = NO_FILES) -> Ending:
         play = Play(order, sink, cancel)
         self.plays.append(play)
         self.on_stage += 1

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from tests.memory_store import DictStore
 from tests.unit.stage import ADA, make_ending
 from tests.unit.test_broker_sessions import make_session
 from tidebox.broker.artifact_files import ArtifactFiles
@@ -19,8 +20,10 @@ from tidebox.broker.broker import Broker
 from tidebox.broker.filekeeping import FileKeeper
 from tidebox.broker.git import GitRules
 from tidebox.broker.meter import Meter
+from tidebox.broker.spool import LocalSpool
 from tidebox.broker.uploads import UploadRules, Uploads
 from tidebox.broker.work import Work
+from tidebox.broker.workspace_files import WorkspaceFiles
 from tidebox.broker.workspaces import Workspaces
 from tidebox.files.staging import StageLimits
 from tidebox.files.trees import Tally, TreeLimits
@@ -31,9 +34,8 @@ from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.run import Phase, Reason, Run, RunFacts
 from tidebox.model.switch import Switch
-from tidebox.runtime.base import Box, Runner
+from tidebox.runtime.base import NO_FILES, Box, BoxFiles, Runner
 from tidebox.store.base import Creation
-from tidebox.store.memory import MemoryStore
 
 FACTS = RunFacts(runtime="native", base_image="host", spec_version="1.0", policy_hash="x")
 
@@ -52,14 +54,14 @@ class _Stopped:
         return CapturedTree(files=(CapturedFile(path="a", size=1),), skipped={})
 
 
-async def _run(store: MemoryStore, name: str) -> Run:
+async def _run(store: DictStore, name: str) -> Run:
     run = Run(id=name, caller=Caller(Principal("u"), "", "", ""), facts=FACTS, created_at=time.time())
     await store.create_run(Creation(run=run, work=b""))
     return run
 
 
 async def test_files_that_are_just_being_captured_are_not_taken_for_nobodys(tmp_path: Path) -> None:
-    store = MemoryStore()
+    store = DictStore()
     artifacts = Artifacts(ArtifactFiles(tmp_path / "runs"), store, ArtifactRules(), Meter())
     box = _Stopped()
     capturing = asyncio.create_task(artifacts.capture(await _run(store, "run-1"), cast(Box, cast(Any, box)), ["*"]))
@@ -72,7 +74,7 @@ async def test_files_that_are_just_being_captured_are_not_taken_for_nobodys(tmp_
 
 
 async def test_files_of_runs_that_the_store_has_forgotten_go(tmp_path: Path) -> None:
-    store = MemoryStore()
+    store = DictStore()
     artifacts = Artifacts(ArtifactFiles(tmp_path / "runs"), store, ArtifactRules(), Meter())
     box = _Stopped()
     box.go_on.set()
@@ -101,22 +103,21 @@ class _CannotBeCollected:
 class _Hooked(Runner):
     """Runs nothing, and does with its box what the order says."""
 
-    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None) -> Ending:
+    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None, files: BoxFiles = NO_FILES) -> Ending:
         box = cast(Box, cast(Any, _CannotBeCollected()))
-        assert order.prepare is not None
-        assert order.harvest is not None
-        await order.prepare(box)
+        assert files.has_input
+        await files.copy_in(box)
         await sink(Started(1))
-        await order.harvest(box)
+        await files.collect(box)
         return make_ending()
 
 
 async def test_artifacts_are_counted_when_the_workspace_cannot_be_kept(tmp_path: Path) -> None:
-    store, audit = MemoryStore(), Audit(tmp_path / "audit")
-    workspaces = Workspaces(tmp_path, TreeLimits(max_bytes=1000, max_entries=10))
+    store, audit = DictStore(), Audit(tmp_path / "audit")
+    workspaces = Workspaces(WorkspaceFiles(tmp_path / "sessions", TreeLimits(max_bytes=1000, max_entries=10)))
     artifacts = Artifacts(ArtifactFiles(tmp_path / "runs"), store, ArtifactRules(), Meter())
     rules = UploadRules(max_received=1000, stage=StageLimits(max_bytes=1000, max_files=10, max_depth=10))
-    uploads = Uploads(tmp_path, workspaces, rules, GitRules(), Meter(), audit)
+    uploads = Uploads(LocalSpool(tmp_path / "uploads"), workspaces, rules, GitRules(), Meter(), audit)
     keeper = FileKeeper(store, workspaces, artifacts, uploads, audit)
     broker = Broker(runner=_Hooked(), store=store, audit=audit, keeper=keeper)
     await broker.start()

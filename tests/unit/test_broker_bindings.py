@@ -15,12 +15,13 @@ from typing import Any, cast
 
 import pytest
 
+from tests.memory_store import DictStore
 from tests.unit.stage import ADA, audited, until
 from tidebox.broker.audit import Audit
 from tidebox.broker.bindings import Bindings
 from tidebox.broker.held import Ask, Held, Mode
 from tidebox.broker.leases import Terms
-from tidebox.broker.providers.base import Provider, Providers
+from tidebox.broker.providers.base import NO_EXTRAS, Extras, Provider, Providers
 from tidebox.broker.providers.local import LocalProvider
 from tidebox.broker.providers.peer import Peer
 from tidebox.broker.sandboxes import Inside, LiveSandbox, Pass
@@ -34,7 +35,6 @@ from tidebox.model.providers import AUTO
 from tidebox.model.runtimes import Features
 from tidebox.model.sandbox import TRANSITIONS, Binding, Capability, SandboxState, Scope, ScopeType
 from tidebox.runtime.base import Box, Runtime
-from tidebox.store.memory import MemoryStore
 
 ASK = Ask(scope=Scope(ScopeType.THREAD, "t"), mode=Mode.ENSURE)
 ILLEGAL = [(one, two) for one in SandboxState for two in SandboxState if two not in TRANSITIONS[one]]
@@ -111,7 +111,9 @@ class Maker(Provider):
     def take(self) -> LiveSandbox | None:
         return None
 
-    async def create(self, binding_id: str, like: LiveSandbox | None = None) -> LiveSandbox:
+    async def create(
+        self, binding_id: str, like: LiveSandbox | None = None, extras: Extras = NO_EXTRAS
+    ) -> LiveSandbox:
         await self.open.wait()
         if self.error is not None:
             raise self.error
@@ -149,7 +151,7 @@ async def audit(tmp_path: Path) -> Audit:
 async def bindings(maker: Maker, other: Maker, audit: Audit) -> AsyncIterator[Bindings]:
     terms = Terms(idle_timeout=0.01, grace=3600.0)
     providers = Providers([maker, other])
-    made = Bindings(store=MemoryStore(), audit=audit, membership=Membership(), providers=providers, terms=terms)
+    made = Bindings(store=DictStore(), audit=audit, membership=Membership(), providers=providers, terms=terms)
     await made.start()
     yield made
     await made.close()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.boxes import BoxRunner, is_root, native, start_runner, stop_runner
+from tests.memory_store import DictStore
 from tests.unit.stage import ADA, BOB, ignore, until
 from tidebox.broker.audit import Audit
 from tidebox.broker.broker import Broker, Load
@@ -27,7 +28,6 @@ from tidebox.model.log import Began, Ended, LogEntry, PhaseChanged, Truncated
 from tidebox.model.order import Order
 from tidebox.model.result import Outcome
 from tidebox.model.run import Phase, Reason, Run, RunFacts
-from tidebox.store.memory import MemoryStore
 
 FACTS = RunFacts(runtime="native", base_image="host", spec_version="1.0", policy_hash="f00d")
 Scenario = Callable[[Broker], Awaitable[None]]
@@ -38,7 +38,7 @@ STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up');
 
 async def with_broker(runner: BoxRunner, scenario: Scenario, audit: Path, **options: Any) -> None:
     """Play a scenario with a broker of its own; nothing of it may be left."""
-    broker = Broker(runner=runner.engine.driver, store=MemoryStore(), audit=Audit(audit), **options)
+    broker = Broker(runner=runner.engine.driver, store=DictStore(), audit=Audit(audit), **options)
     await broker.start()
     try:
         await scenario(broker)

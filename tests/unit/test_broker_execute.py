@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.memory_store import DictStore
 from tests.unit.stage import ADA, BOB, Stage, Tally, audited, ignore, make_ending, make_order, until
 from tidebox.broker.audit import Audit
 from tidebox.broker.broker import Broker, Load
@@ -21,7 +22,6 @@ from tidebox.model.events import Event, Output
 from tidebox.model.order import Ending
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import Outcome
-from tidebox.store.memory import MemoryStore
 
 MakeBroker = Callable[..., Broker]
 
@@ -41,7 +41,7 @@ async def make_broker(stage: Stage, tally: Tally, tmp_path: Path) -> AsyncIterat
     made: list[Broker] = []
 
     def make(**options: Any) -> Broker:
-        made.append(Broker(runner=stage, store=MemoryStore(), audit=Audit(tmp_path), meter=tally, **options))
+        made.append(Broker(runner=stage, store=DictStore(), audit=Audit(tmp_path), meter=tally, **options))
         return made[-1]
 
     yield make
@@ -227,7 +227,7 @@ async def test_closing_ends_everything_at_once(make_broker: MakeBroker, stage: S
 
 
 async def test_nothing_is_done_that_cannot_be_recorded(stage: Stage, tmp_path: Path, tally: Tally) -> None:
-    broker = Broker(runner=stage, store=MemoryStore(), audit=Audit(tmp_path, max_backlog=0), meter=tally)
+    broker = Broker(runner=stage, store=DictStore(), audit=Audit(tmp_path, max_backlog=0), meter=tally)
     with pytest.raises(AuditUnavailable):
         broker.execute(ADA, make_order(), ignore)
     assert tally.refusals == ["audit_unavailable"]

@@ -122,6 +122,28 @@ async def test_who_keeps_up_no_more_is_told(make_hub: MakeHub, tmp_path: Path) -
     await hub.close()
 
 
+async def test_numbers_that_another_node_may_have_used_are_not_lost_entries(make_hub: MakeHub) -> None:
+    run = replace(RUN, attempt=2)
+    hub = make_hub()
+    channel = await hub.resume(run.id, begins_at=run.first_seq)
+    channel.publish(PhaseChanged(Phase.QUEUED))
+    reader = await hub.reader(run)
+    assert reader is not None
+    [first, queued] = await reader.read()
+    assert isinstance(first, Gap)
+    assert (first.requested, first.delivered, first.lost) == (1, 1_000_001, 0)
+    assert queued == Frame(1_000_001, PhaseChanged(Phase.QUEUED))
+    hub.end(run.id, END)
+    await hub.close()
+    # From the disk too, wherever a reader goes on.
+    for asked in (None, 1, 7, 1_000_000):
+        found = await read_all(await make_hub().reader(run, asked))
+        assert sum(item.lost for item in found if isinstance(item, Gap)) == 0
+        assert numbers(found) == [1_000_001, 1_000_002]
+    # What is really missing is told.
+    assert Gap(5, 1_000_011, run.first_seq).lost == 10
+
+
 async def test_the_next_server_goes_on_with_the_numbers(make_hub: MakeHub, tmp_path: Path) -> None:
     first = make_hub()
     channel = first.open("run-1")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.memory_store import DictStore
 from tests.unit.stage import ADA, BOB, ROOT, Stage, Tally, audited, ignore, make_ending, make_order, until
 from tidebox.broker.audit import Audit
 from tidebox.broker.broker import Broker, Load
@@ -30,6 +31,7 @@ from tidebox.errors import (
     ProvisionFailed,
     QuotaExceeded,
     ShuttingDown,
+    StoreInDoubt,
     StoreUnavailable,
 )
 from tidebox.model.box import BoxSpec
@@ -43,13 +45,12 @@ from tidebox.model.principal import Caller
 from tidebox.model.result import Outcome
 from tidebox.model.run import Conclusion, Phase, Reason, Run, RunFacts, Transition, ended
 from tidebox.store.base import Creation, Estate
-from tidebox.store.memory import MemoryStore
 
 MakeBroker = Callable[..., Awaitable[Broker]]
 FACTS = RunFacts(runtime="native", base_image="host", spec_version="1.0", policy_hash="f00d")
 
 
-class DurableStore(MemoryStore):
+class DurableStore(DictStore):
     """Kept by the test from one server to the next, so that servers may rely on it."""
 
     durable = True
@@ -77,7 +78,36 @@ class UnreliableStore(DurableStore):
         return await super().advance_run(run, step)
 
 
-class SlowStore(MemoryStore):
+class MuteStore(DurableStore):
+    """A store that keeps things and does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mute = 0
+        self.away = False
+
+    def _answer_or_not(self) -> None:
+        if self.mute:
+            self.mute -= 1
+            raise StoreInDoubt("no answer")
+
+    async def create_run(self, creation: Creation) -> Answered | None:
+        found = await super().create_run(creation)
+        self._answer_or_not()
+        return found
+
+    async def advance_run(self, run: Run, step: Transition) -> Run | None:
+        found = await super().advance_run(run, step)
+        self._answer_or_not()
+        return found
+
+    async def run(self, run_id: str) -> Run | None:
+        if self.away:
+            raise StoreUnavailable("the store is away")
+        return await super().run(run_id)
+
+
+class SlowStore(DictStore):
     """A store that takes its time, during which others come."""
 
     async def create_run(self, creation: Creation) -> Answered | None:
@@ -103,9 +133,9 @@ def tally() -> Tally:
 async def make_broker(stage: Stage, tally: Tally, tmp_path: Path) -> AsyncIterator[MakeBroker]:
     made: list[Broker] = []
 
-    async def make(store: MemoryStore | None = None, **options: Any) -> Broker:
+    async def make(store: DictStore | None = None, **options: Any) -> Broker:
         audit = Audit(tmp_path / "audit")
-        made.append(Broker(runner=stage, store=store or MemoryStore(), audit=audit, meter=tally, **options))
+        made.append(Broker(runner=stage, store=store or DictStore(), audit=audit, meter=tally, **options))
         await made[-1].start()
         return made[-1]
 
@@ -395,9 +425,9 @@ async def test_an_old_key_is_used_again(make_broker: MakeBroker) -> None:
     assert first.run.id != second.run.id
 
 
-@pytest.mark.parametrize("store", [MemoryStore, SlowStore])
+@pytest.mark.parametrize("store", [DictStore, SlowStore])
 async def test_concurrent_identical_requests_make_one_run(
-    make_broker: MakeBroker, stage: Stage, store: type[MemoryStore]
+    make_broker: MakeBroker, stage: Stage, store: type[DictStore]
 ) -> None:
     broker = await make_broker(store(), max_concurrent=100)
     receipts = await asyncio.gather(*(submit(broker, claim=claim()) for _ in range(30)))
@@ -544,6 +574,45 @@ async def test_a_store_that_goes_away_holds_up_ends_but_loses_none(make_broker: 
     assert (await finished(broker, run)).phase is Phase.COMPLETED
 
 
+@pytest.mark.parametrize("max_concurrent", [1, 2])
+async def test_a_step_whose_answer_is_lost_is_taken_all_the_same(
+    make_broker: MakeBroker, stage: Stage, max_concurrent: int
+) -> None:
+    store = MuteStore()
+    broker = await make_broker(store, max_concurrent=max_concurrent)
+    first = (await submit(broker)).run
+    play = await stage.play(0)
+    # Accepted, starting where it had to wait for that, running, over: each step once without an answer.
+    store.mute = 1
+    second = (await submit(broker)).run
+    store.mute = 1
+    play.finish()
+    assert (await finished(broker, first)).phase is Phase.COMPLETED
+    store.mute = 2
+    (await stage.play(1)).finish()
+    assert (await finished(broker, second)).phase is Phase.COMPLETED
+    assert store.mute == 0
+
+
+async def test_a_run_that_nobody_was_told_of_ends(
+    make_broker: MakeBroker, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidebox.broker.runs._PRUNE_SECONDS", 0.01)
+    store = MuteStore()
+    broker = await make_broker(store)
+    store.mute, store.away = 1, True
+    with pytest.raises(StoreUnavailable):
+        await submit(broker)
+    assert broker.load == Load(0, 0)
+    store.away = False
+    [run] = (await store.list_runs(RunQuery())).runs
+    while not run.phase.terminal:
+        await asyncio.sleep(0.01)
+        run = await broker.runs.get(ADA, run.id)
+    assert (run.phase, run.reason) == (Phase.FAILED, Reason.RUNTIME_ERROR)
+    assert not stage.plays
+
+
 async def test_a_server_ends_also_when_the_store_is_away(make_broker: MakeBroker, stage: Stage) -> None:
     store = UnreliableStore()
     broker = await make_broker(store)
@@ -641,7 +710,7 @@ async def test_old_runs_and_keys_are_forgotten(
     make_broker: MakeBroker, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidebox.broker.runs._PRUNE_SECONDS", 0.001)
-    store = MemoryStore()
+    store = DictStore()
     broker = await make_broker(store, retention=Retention(claims=0.01, runs=0.01))
     await submit(broker, claim=claim())
     (await stage.play(0)).finish()
@@ -678,7 +747,7 @@ async def test_logs_go_with_their_runs_and_a_store_that_is_away_is_asked_again(
     make_broker: MakeBroker, stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tidebox.broker.runs._PRUNE_SECONDS", 0.001)
-    store, logs = MemoryStore(), tmp_path / "runs"
+    store, logs = DictStore(), tmp_path / "runs"
     failures = 3
 
     async def prune(*, claims_before: float, runs_before: float) -> None:
@@ -686,7 +755,7 @@ async def test_logs_go_with_their_runs_and_a_store_that_is_away_is_asked_again(
         failures -= 1
         if failures >= 0:
             raise StoreUnavailable("the store is away")
-        await MemoryStore.prune(store, claims_before=claims_before, runs_before=runs_before)
+        await DictStore.prune(store, claims_before=claims_before, runs_before=runs_before)
 
     monkeypatch.setattr(store, "prune", prune)
     broker = await make_broker(store, retention=Retention(claims=0.01, runs=0.05), hub=Hub(LogFiles(logs)))

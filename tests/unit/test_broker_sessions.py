@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.memory_store import DictStore
 from tests.unit.stage import ADA, BOB, ROOT, Stage, until
 from tidebox.broker.audit import Audit
 from tidebox.broker.broker import Broker
 from tidebox.broker.keeping import Keeper
 from tidebox.broker.runs import Receipt
 from tidebox.broker.work import Work
-from tidebox.errors import NotFound, StoreUnavailable
+from tidebox.errors import NodeLost, NotFound, StoreUnavailable, WrongNode
 from tidebox.model.box import BoxSpec
 from tidebox.model.idempotency import Claim
 from tidebox.model.ids import new_id
@@ -24,7 +26,7 @@ from tidebox.model.launch import plan_code
 from tidebox.model.principal import Caller
 from tidebox.model.run import Phase, Reason, RunFacts
 from tidebox.model.session import Session
-from tidebox.store.memory import MemoryStore
+from tidebox.store.base import SessionCreation
 
 MakeBroker = Callable[..., Awaitable[Broker]]
 
@@ -43,15 +45,15 @@ class Shelf(Keeper):
         self.forgotten.append(session_id)
 
 
-class AwayStore(MemoryStore):
+class AwayStore(DictStore):
     """A store that can be taken away from the reaper."""
 
     away = False
 
-    async def expired_sessions(self, now: float) -> list[Session]:
+    async def expired_sessions(self, now: float, node_id: str) -> list[Session]:
         if self.away:
             raise StoreUnavailable("the store is away")
-        return await super().expired_sessions(now)
+        return await super().expired_sessions(now, node_id)
 
 
 @pytest.fixture
@@ -68,10 +70,10 @@ def shelf() -> Shelf:
 async def make_broker(stage: Stage, shelf: Shelf, tmp_path: Path) -> AsyncIterator[MakeBroker]:
     made: list[Broker] = []
 
-    async def make(store: MemoryStore | None = None, **options: Any) -> Broker:
+    async def make(store: DictStore | None = None, **options: Any) -> Broker:
         options = {"reaper_interval": 0.01} | options
         broker = Broker(
-            runner=stage, store=store or MemoryStore(), audit=Audit(tmp_path / "audit"), keeper=shelf, **options
+            runner=stage, store=store or DictStore(), audit=Audit(tmp_path / "audit"), keeper=shelf, **options
         )
         made.append(broker)
         await broker.start()
@@ -186,7 +188,7 @@ async def test_the_reaper_ends_what_is_over(make_broker: MakeBroker, stage: Stag
     await until(lambda: shelf.forgotten == [short.id])
     run = await broker.runs.get(ADA, receipt.run.id)
     assert (run.phase, run.reason) == (Phase.KILLED, Reason.SESSION_EXPIRED)
-    assert await broker.sessions.get(ADA, long.id) == long
+    assert (await broker.sessions.get(ADA, long.id)).id == long.id
 
 
 async def test_the_reaper_goes_on_after_failures(make_broker: MakeBroker, shelf: Shelf) -> None:
@@ -203,7 +205,7 @@ async def test_the_reaper_goes_on_after_failures(make_broker: MakeBroker, shelf:
 
 
 async def test_a_removal_that_was_interrupted_is_finished_by_the_next(make_broker: MakeBroker, shelf: Shelf) -> None:
-    store = MemoryStore()
+    store = DictStore()
     session = make_session()
     first = await make_broker(store)
     await first.sessions.create(ADA, session)
@@ -220,3 +222,37 @@ async def test_a_repeated_request_gets_the_first_session(make_broker: MakeBroker
     receipts = await asyncio.gather(*(broker.sessions.create(ADA, make_session(), claim) for _ in range(5)))
     assert len({receipt.session.id for receipt in receipts}) == 1
     assert [receipt.answered is None for receipt in receipts].count(True) == 1
+
+
+async def test_a_session_of_another_node_is_refused_and_one_of_a_lost_node_is_told_as_lost(
+    make_broker: MakeBroker, shelf: Shelf
+) -> None:
+    store = DictStore()
+    broker = await make_broker(store)
+    own = (await broker.sessions.create(ADA, make_session())).session
+    assert own.node_id == broker.membership.node_id
+    assert await broker.sessions.here(ADA, own.id) == own
+    await store.join_node("other", "its home", 8.0)
+    theirs = replace(make_session(), node_id="other")
+    await store.create_session(SessionCreation(session=theirs))
+    assert await broker.sessions.get(ADA, theirs.id) == theirs
+    for use in (broker.sessions.here, broker.sessions.delete):
+        with pytest.raises(WrongNode) as refused:
+            await use(ADA, theirs.id)
+        assert refused.value.details == {"session_id": theirs.id, "node_id": "other"}
+        with pytest.raises(NotFound):
+            await use(BOB, theirs.id)
+    # It is lost.
+    me = await store.join_node("me", "my home", 8.0)
+    await store.take_over(me, (await store.beat(me)).others, 1.0)
+    for ask in (broker.sessions.get, broker.sessions.here):
+        with pytest.raises(NodeLost) as lost:
+            await ask(ADA, theirs.id)
+        assert lost.value.details == {"session_id": theirs.id, "node_id": "other"}
+    # It is back, and so are its sessions.
+    await store.join_node("other", "its home", 8.0)
+    assert await broker.sessions.get(ADA, theirs.id) == theirs
+    await store.take_over(me, (await store.beat(me)).others, 1.0)
+    await broker.sessions.delete(ADA, theirs.id)
+    with pytest.raises(NotFound):
+        await broker.sessions.get(ADA, theirs.id)

@@ -19,7 +19,9 @@ from tidebox.broker import uploads as module
 from tidebox.broker.audit import Audit
 from tidebox.broker.git import GitRules
 from tidebox.broker.meter import Meter
+from tidebox.broker.spool import LocalSpool
 from tidebox.broker.uploads import Staged, Upload, UploadRules, Uploads
+from tidebox.broker.workspace_files import WorkspaceFiles
 from tidebox.broker.workspaces import Workspaces
 from tidebox.errors import Overloaded, StoreUnavailable
 from tidebox.files.staging import StageLimits
@@ -34,12 +36,14 @@ async def there() -> None:
 
 @pytest.fixture
 async def uploads(tmp_path: Path) -> AsyncIterator[Uploads]:
-    workspaces = Workspaces(tmp_path, TreeLimits(max_bytes=1000))
-    await workspaces.start()
+    workspaces = Workspaces(WorkspaceFiles(tmp_path / "sessions", TreeLimits(max_bytes=1000)))
+    await workspaces.store.start()
     audit = Audit(tmp_path / "audit")
     await audit.start()
     rules = UploadRules(max_received=1000, stage=StageLimits(max_bytes=1000))
-    found = Uploads(tmp_path, workspaces, rules, GitRules(hosts=("github.com",)), Meter(), audit)
+    found = Uploads(
+        LocalSpool(tmp_path / "uploads"), workspaces, rules, GitRules(hosts=("github.com",)), Meter(), audit
+    )
     await found.start()
     yield found
     found.close()

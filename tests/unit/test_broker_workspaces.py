@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tidebox.broker import workspace_files
 from tidebox.broker import workspaces as module
+from tidebox.broker.workspace_files import WorkspaceFiles
 from tidebox.broker.workspaces import Workspaces
 from tidebox.errors import Conflict, NotFound, PayloadTooLarge
 from tidebox.files import disk
@@ -28,8 +30,8 @@ async def gone() -> None:
 
 @pytest.fixture
 async def workspaces(tmp_path: Path) -> Workspaces:
-    found = Workspaces(tmp_path, LIMITS)
-    await found.start()
+    found = Workspaces(WorkspaceFiles(tmp_path / "sessions", LIMITS))
+    await found.store.start()
     return found
 
 
@@ -63,7 +65,7 @@ async def test_what_was_put_is_on_the_disk_before_anybody_hears_of_it(
         flushed.append(os.listdir(tmp_path / "sessions" / "ses-1" / "workspace"))
         disk.flush(directory)
 
-    monkeypatch.setattr(module, "flush", flush)
+    monkeypatch.setattr(workspace_files, "flush", flush)
     async with workspaces.for_upload("ses-1", there) as held:
         await held.put(stage(tmp_path, new="1"))
     assert flushed == [["new"]]
@@ -91,14 +93,14 @@ async def test_whoever_is_cancelled_while_he_waits_holds_up_nobody(workspaces: W
     with pytest.raises(asyncio.CancelledError):
         await waiting
     held.release()
-    (await asyncio.wait_for(workspaces.hold("ses-1"), 1)).release()
+    (await asyncio.wait_for(workspaces.hold("ses-1"), 30)).release()
 
 
 async def test_an_upload_to_a_session_that_was_removed_leaves_nothing(workspaces: Workspaces, tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         async with workspaces.for_upload("ses-1", gone):
             pass
-    assert await workspaces.ids() == []
+    assert await workspaces.store.ids() == []
     await workspaces.remove("ses-1")
 
 
@@ -117,9 +119,8 @@ async def test_what_does_not_fit_changes_nothing(workspaces: Workspaces, tmp_pat
             await held.put(_more(tmp_path, b="2" * 600))
         with pytest.raises(PayloadTooLarge):
             await held.put(_more(tmp_path, **{f"f{number}": "" for number in range(30)}))
-        assert [path.name for path in held.path.iterdir()] == ["a"]
-        assert [path.name for path in held.path.parent.iterdir()] == ["workspace"]
-    assert [file.path for file in await workspaces.listing("ses-1", 10)] == ["a"]
+        assert [path.name for path in (tmp_path / "sessions" / "ses-1").iterdir()] == ["workspace"]
+    assert [file.path for file in await workspaces.store.listing("ses-1", 10)] == ["a"]
 
 
 def _more(tmp_path: Path, **files: str) -> Path:
@@ -140,15 +141,15 @@ async def test_a_file_that_is_read_while_it_is_replaced_is_one_of_both(workspace
 
     async def read() -> None:
         for _ in range(60):
-            assert [file.path for file in await workspaces.listing("ses-1", 10)] == ["a"]
+            assert [file.path for file in await workspaces.store.listing("ses-1", 10)] == ["a"]
 
     await asyncio.gather(replace(), read())
 
 
 async def test_a_session_without_files(workspaces: Workspaces) -> None:
-    assert await workspaces.listing("ses-1", 10) == []
+    assert await workspaces.store.listing("ses-1", 10) == []
     with pytest.raises(NotFound):
-        await workspaces.open("ses-1", ["a"])
+        await workspaces.store.open("ses-1", ["a"])
 
 
 async def test_a_file_that_is_mostly_a_hole_takes_little_room(workspaces: Workspaces, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tidebox.api import access, interpreter
 from tidebox.api.common import DocumentRoute
-from tidebox.api.documents import MAX_VALUES, check_values, count_values
 from tidebox.errors import PayloadTooLarge
+from tidebox.protocols.documents import MAX_VALUES, check_values, count_values
 
 _MANY = MAX_VALUES + 1
 

@@ -236,7 +236,7 @@ def test_patterns_that_take_too_long_are_given_up() -> None:
 
 
 def test_files_whose_patterns_take_too_long_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "_SECONDS", 0.2)
+    monkeypatch.setattr(capture, "SECONDS", 0.2)
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()

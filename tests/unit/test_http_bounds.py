@@ -61,8 +61,8 @@ async def connection(config: uvicorn.Config, made: list[http.BoundedHttp] | None
 
 @pytest.fixture
 async def streams(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Streams]:
-    monkeypatch.setattr(http, "HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(http, "HEAD_SECONDS", 1.0)
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 1.0)
     async with connection(uvicorn.Config(hello, log_config=None, lifespan="off")) as opened:
         yield opened
 
@@ -88,7 +88,7 @@ async def test_an_idle_connection_is_kept(streams: Streams) -> None:
     reader, writer = streams
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     await reader.readuntil(b"hello")
-    await asyncio.sleep(0.2)  # longer than a head may take
+    await asyncio.sleep(1.2)  # longer than a head may take
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
 
@@ -107,12 +107,13 @@ async def test_a_body_that_does_not_come_is_given_up(path: str, streams: Streams
 async def test_only_a_known_client_may_send_a_body_slowly(path: str, status: bytes, streams: Streams) -> None:
     reader, writer = streams
     writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 12\r\n\r\n".encode())
-    reading = asyncio.create_task(reader.read())
+    # What comes after the first line may be cut off: the server does not wait for what is sent to it still.
+    reading = asyncio.create_task(reader.readline())
     for _ in range(12):
         if reading.done():
             break
         writer.write(b"x")
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
     assert (await asyncio.wait_for(reading, 10)).startswith(b"HTTP/1.1 " + status)
 
 
@@ -139,7 +140,7 @@ async def test_the_rest_of_a_body_that_nobody_reads_may_come(streams: Streams) -
 async def test_a_stranger_that_takes_no_answer_is_given_up(streams: Streams) -> None:
     reader, writer = streams
     writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(1.5)
     with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
         await asyncio.wait_for(reader.readexactly(60 * 1024 * 1024), 20)
 
@@ -147,7 +148,7 @@ async def test_a_stranger_that_takes_no_answer_is_given_up(streams: Streams) -> 
 async def test_a_known_client_may_take_its_time(streams: Streams) -> None:
     reader, writer = streams
     writer.write(b"GET /known/large HTTP/1.1\r\nHost: x\r\n\r\n")
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(1.5)
     assert len(await asyncio.wait_for(reader.readexactly(64 * 1024 * 1024), 60)) == 64 * 1024 * 1024
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebox.errors import InvalidRequest, UnknownLanguage
-from tidebox.model.launch import Program, language_named, plan_code, plan_command
+from tidebox.model.languages import BUILT_IN
+from tidebox.model.launch import Program, plan_code, plan_command
 from tidebox.runtime.program import encode_program
 from tidebox.spawner import program as box_side
 
@@ -81,7 +82,8 @@ def test_other_variables_do_not() -> None:
         ("javascript", "node", "script", "/workspace/main.js"),
         ("node", "node", "script", "/workspace/main.js"),
         ("elixir", "elixir", "script", "/workspace/main.exs"),
-        ("bash", "any", "exec", "/workspace/main.sh"),
+        ("sh", "any", "exec", "/workspace/main.sh"),
+        ("bash", "any", "exec", "/workspace/main.bash"),
     ],
 )
 def test_code_is_the_main_file_of_the_workspace(language: str, cell: str, mode: str, path: str) -> None:
@@ -95,7 +97,7 @@ def test_code_is_the_main_file_of_the_workspace(language: str, cell: str, mode: 
 @pytest.mark.parametrize("name", ["", "cobol", "python 2", "../python"])
 def test_unknown_language(name: str) -> None:
     with pytest.raises(UnknownLanguage):
-        language_named(name)
+        BUILT_IN.named(name)
 
 
 @pytest.mark.parametrize("command", [[], [""], ["a\0b"], ["ls", "\0"]])

@@ -44,7 +44,7 @@ class Pair:
         )
 
     def _take(self) -> Hull:
-        self.hulls.append(Hull(*sleeping()))
+        self.hulls.append(Hull(*sleeping(), []))
         return self.hulls[-1]
 
     def clone(self, flags: int, directory: int | None) -> tuple[int, int]:
@@ -67,7 +67,7 @@ class Pair:
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     made = Pair()
     monkeypatch.setattr(single, "_entering", lambda order, hull: [])
-    monkeypatch.setattr(single, "_announcing", lambda order: [])
+    monkeypatch.setattr(single, "_announcing", lambda order, outward_ends: [])
     monkeypatch.setattr(ids, "map_box", lambda pid, number, two_ids: None)
     monkeypatch.setattr(syscalls, "enter_namespace", lambda descriptor, kind: None)
     monkeypatch.setattr(syscalls, "clone", made.clone)

@@ -18,6 +18,7 @@ from tidebox.api.app import Front
 from tidebox.api.asgi import Receive, Scope, Send, caller_of
 from tidebox.api.auth import Authenticator
 from tidebox.api.health import Health
+from tidebox.api.mcp import McpSurface, ProtocolServer
 from tidebox.api.metrics import Levels, Metrics
 from tidebox.api.middleware import BodyLimit, RequestLog
 from tidebox.api.rates import RateLimiter
@@ -25,10 +26,18 @@ from tidebox.api.services import Services
 from tidebox.api.surface import Surface, find_surface
 from tidebox.api.surfaces import all_surfaces
 from tidebox.config import load_settings
+from tidebox.model.languages import BUILT_IN
 from tidebox.model.limits import MIB
 
 KEY = "the-key-of-the-single-user"
 SMALL, INLINE, FILES = MIB, 4 * MIB, 100 * MIB
+
+
+def no_mcp() -> ProtocolServer:
+    raise AssertionError("nobody asks for it")
+
+
+NO_MCP = McpSurface(no_mcp)
 
 
 @pytest.fixture
@@ -43,7 +52,8 @@ def services(tmp_path: Path) -> Services:
             rate_limiter=RateLimiter("off"),
             metrics=Metrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0)),
             health=Health(),
-            languages=frozenset({"python"}),
+            languages={"python": "host"},
+            known_languages=BUILT_IN,
             broker=SimpleNamespace(taken_up=asyncio.Event()),
         ),
     )
@@ -79,6 +89,9 @@ def services(tmp_path: Path) -> Services:
         ("/api/sb-NO/files/upload", "rest", True, SMALL),
         ("/api/sb-" + "1" * 41 + "/files/upload", "rest", True, SMALL),
         ("/v1/sandbox", "rest", True, SMALL),
+        ("/mcp", "mcp", True, INLINE),
+        ("/mcp/", "mcp", True, INLINE),
+        ("/mcp/more", "rest", True, SMALL),
         ("/openapi.json", "rest", True, SMALL),
         ("/", "rest", True, SMALL),
     ],
@@ -86,7 +99,7 @@ def services(tmp_path: Path) -> Services:
 async def test_every_path_has_one_surface(
     services: Services, path: str, name: str, known: bool, limit: int | None
 ) -> None:
-    surface = find_surface(all_surfaces(services), {"type": "http", "path": path, "headers": []})
+    surface = find_surface(all_surfaces(services, NO_MCP), {"type": "http", "path": path, "headers": []})
     assert surface.name == name
     assert surface.needs_credential(path) is known
     assert surface.body_limit(path, SMALL) == limit
@@ -117,7 +130,7 @@ async def test_a_protocol_is_added_by_a_value(services: Services) -> None:
         body_limits={re.compile("/long"): 2 * SMALL},
     )
     key = {"X-API-KEY": KEY}
-    async with server(services, [new, *all_surfaces(services)]) as client:
+    async with server(services, [new, *all_surfaces(services, NO_MCP)]) as client:
 
         async def answer(path: str, size: int, headers: dict[str, str]) -> tuple[int, Any]:
             found = await client.post(path, content=b"x" * size, headers={**headers, "X-New": "1"})

@@ -1,6 +1,8 @@
-"""Run by a clean interpreter: forks a child that parks on the standard streams, and ends as that child ends.
+"""Run by a clean interpreter: forks children that park, each on standard streams, and tells how they ended.
 
-Arguments: the directory that holds the package, and how many frames deep the fork is to happen, as inside a box's init.
+Arguments: the directory that holds the package, how many frames deep the fork is to happen, as inside a box's init, the
+modules to load before, with commas between them, and ``once`` or ``often``. Once: one child, on our own streams, and we
+end as it ends. Often: one for each request on our standard input.
 """
 
 import sys
@@ -16,6 +18,9 @@ import signal  # noqa: E402
 from tidebox.spawner import warm  # noqa: E402
 
 warm.capture(_BARE_MODULES, _BARE_PATH)
+if sys.argv[3]:
+    answer = warm.load(sys.argv[3].split(","))
+    assert "refused" not in answer, answer
 
 
 def fork_below(depth: int) -> None:
@@ -25,6 +30,10 @@ def fork_below(depth: int) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
+    fork_often() if sys.argv[4] == "often" else fork_once()
+
+
+def fork_once() -> None:
     pid = os.fork()
     if pid == 0:
         warm.park([])
@@ -34,6 +43,23 @@ def fork_below(depth: int) -> None:
         signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.WEXITSTATUS(status))
+
+
+def fork_often() -> None:
+    while request := os.read(0, 4096).decode():
+        home, *streams = request.split("\0")
+        pid = os.fork()
+        if pid == 0:
+            opened = [os.open(path, os.O_WRONLY if number else os.O_RDONLY) for number, path in enumerate(streams)]
+            os.write(1, b"opened\n")
+            for number, descriptor in enumerate(opened):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            os.chdir(home)
+            os.environ["HOME"] = home
+            warm.park([])
+        os.write(1, b"%d\n" % os.waitpid(pid, 0)[1])
+    os._exit(0)
 
 
 fork_below(int(sys.argv[2]))

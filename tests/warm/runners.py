@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import re
 import subprocess
@@ -10,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from tests.pipes import exchanging
 from tidebox.model.launch import Launch, Program
 from tidebox.runtime import launchers
 from tidebox.runtime.program import encode_program
@@ -80,6 +83,9 @@ class _Local:
 
     def _finish(self, command: list[str], stdin: bytes, env: dict[str, str]) -> Outcome:
         done = subprocess.run(command, input=stdin, capture_output=True, env=env, cwd=self.workspace, timeout=40)
+        return self._outcome(done)
+
+    def _outcome(self, done: subprocess.CompletedProcess[bytes]) -> Outcome:
         files = {
             str(path.relative_to(self.workspace)): path.read_bytes()
             for path in self.workspace.rglob("*")
@@ -114,7 +120,11 @@ class Bare(_Local):
 
 
 class Parked(_Local):
-    """A parked interpreter that reads the program from its stdin."""
+    """A parked interpreter that reads the program from its stdin; it may have loaded modules before."""
+
+    def __init__(self, workspace: Path, interpreter: str, preload: tuple[str, ...] = ()) -> None:
+        super().__init__(workspace, interpreter)
+        self.preload = preload
 
     def run(self, case: Case) -> Outcome:
         """Park it elsewhere with the same environment, then hand it the program."""
@@ -137,9 +147,60 @@ class Parked(_Local):
 
     def _parking(self, case: Case) -> tuple[str, ...]:
         if case.cell == "python":
-            return (self.interpreter, str(_PARKED_MAIN), str(_SOURCES), str(_FRAMES_BELOW))
+            return parked_main(self.interpreter, self.preload, "once")
         directory = os.path.dirname(launchers.__file__)
         return tuple(word.replace(launchers.DIRECTORY, directory) for word in launchers.COMMANDS[case.cell])
+
+
+def parked_main(interpreter: str, preload: tuple[str, ...], how_often: str) -> tuple[str, ...]:
+    """The command of an interpreter that forks parked ones."""
+    return (interpreter, str(_PARKED_MAIN), str(_SOURCES), str(_FRAMES_BELOW), ",".join(preload), how_often)
+
+
+class Forked(Parked):
+    """A parked interpreter forked from one that is there already, as in a box: for many programs."""
+
+    def _finish(self, command: list[str], stdin: bytes, env: dict[str, str]) -> Outcome:
+        # Each has a home of its own, in the same place among the variables.
+        template = _template(self.interpreter, self.preload, tuple({**env, "HOME": "/"}.items()))
+        return self._outcome(template.run(self.workspace, stdin))
+
+
+class _Template:
+    """An interpreter that forks parked ones until its standard input ends."""
+
+    def __init__(self, command: tuple[str, ...], env: dict[str, str]) -> None:
+        self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        atexit.register(self._end)
+
+    def run(self, home: Path, stdin: bytes) -> subprocess.CompletedProcess[bytes]:
+        """Fork one that parks at ``home`` and is given ``stdin``; wait for its end."""
+        assert self._process.stdin is not None
+        pipes = [os.pipe() for _ in range(3)]
+        (theirs, feed), (out, _), (err, _) = pipes
+        given = (theirs, pipes[1][1], pipes[2][1])
+        request = [str(home), *(f"/proc/{os.getpid()}/fd/{end}" for end in given)]
+        self._process.stdin.write("\0".join(request).encode())
+        assert self._answer() == b"opened\n"
+        for end in given:
+            os.close(end)
+        with exchanging(stdin, feed, out, err) as reading:
+            pass
+        code = os.waitstatus_to_exitcode(int(self._answer()))
+        return subprocess.CompletedProcess([], code, *(each.result() for each in reading))
+
+    def _answer(self) -> bytes:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def _end(self) -> None:
+        with self._process:
+            pass
+
+
+@functools.cache
+def _template(interpreter: str, preload: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> _Template:
+    return _Template(parked_main(interpreter, preload, "often"), dict(env))
 
 
 def python_interpreters() -> list[str]:

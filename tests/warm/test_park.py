@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient
 from tests.warm.runners import Case, Parked
 from tidebox.model.launch import Program
 from tidebox.runtime import launchers
@@ -34,7 +35,7 @@ def _command(cell: str, installed: Path) -> list[str]:
 
 
 def _hand(command: list[str], stdin: bytes) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(command, input=stdin, capture_output=True, env=ENV, timeout=40)
+    return subprocess.run(command, input=stdin, capture_output=True, env=ENV, timeout=patient(120))
 
 
 @pytest.mark.parametrize("cell", sorted(launchers.COMMANDS))
@@ -63,6 +64,26 @@ def test_the_launcher_for_another_python_leaves_no_trace(installed: Path) -> Non
     assert done.stderr == b""
     assert done.stdout == b"['-c', 'a']  [] False\n"
     assert done.returncode == 0
+
+
+def test_the_launcher_does_without_modules_that_it_cannot_load_ahead(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "spoiler.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    source = (
+        b"import sys, os; print(sorted(n for n in sys.modules if n in ('json', 'spoiler', 'threading')), sys.argv)\n"
+    )
+    source += b"import json; print(json.dumps(os.listdir('/proc/self/task') == [str(os.getpid())]))"
+    program = Program("script", str(tmp_path), str(tmp_path / "main.py"), source, (), ("a",))
+    done = subprocess.run(
+        [PYTHON, str(installed / "park.py"), "json,spoiler,csv"],
+        input=encode_program(program, 0),
+        capture_output=True,
+        env={**ENV, "PYTHONPATH": str(tmp_path)},
+        timeout=40,
+    )
+    assert done.stderr == b""
+    assert done.stdout.decode() == f"[] ['{tmp_path}/main.py', 'a']\ntrue\n"
 
 
 @pytest.mark.parametrize(

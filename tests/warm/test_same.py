@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm.imports import IMPORTS
 from tests.warm.programs import ELIXIR, NODE, PYTHON
-from tests.warm.runners import Bare, Case, Outcome, Parked, python_interpreters
+from tests.warm.runners import Bare, Case, Forked, Outcome, Parked, python_interpreters
+from tidebox.model.preloads import STANDARD, modules_of
 
 INTERPRETERS = python_interpreters()
 
@@ -33,9 +35,20 @@ def _compare(bare: Outcome, parked: Outcome) -> None:
 @pytest.mark.parametrize("interpreter", INTERPRETERS)
 @pytest.mark.parametrize("case", PYTHON, ids=lambda case: case.name)
 def test_python(case: Case, interpreter: str, tmp_path: Path) -> None:
+    """Also beside modules that were loaded before, with the first interpreter."""
     if _version(interpreter) < case.oldest:
         pytest.skip("newer than this interpreter")
-    _compare(Bare(tmp_path, interpreter).run(case), Parked(tmp_path, interpreter).run(case))
+    bare = Bare(tmp_path, interpreter).run(case)
+    _compare(bare, Forked(tmp_path, interpreter).run(case))
+    if interpreter == INTERPRETERS[0]:
+        _compare(bare, Forked(tmp_path, interpreter, modules_of(STANDARD)).run(case))
+
+
+@pytest.mark.parametrize("interpreter", INTERPRETERS)
+@pytest.mark.parametrize("case", IMPORTS, ids=lambda case: case.name)
+def test_python_that_imports(case: Case, interpreter: str, tmp_path: Path) -> None:
+    forked = Forked(tmp_path, interpreter, modules_of(STANDARD))
+    _compare(Bare(tmp_path, interpreter).run(case), forked.run(case))
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine")

@@ -105,10 +105,10 @@ def test_idle_sandboxes_are_frozen_and_go_on_when_used(start_server: Callable[..
 
 
 def test_what_is_in_use_is_not_idle(start_server: Callable[..., RunningServer]) -> None:
-    server = start_server(idle_timeout_sec="1", reaper_grace_sec="0.5", **FAST)
+    server = start_server(idle_timeout_sec="4", reaper_grace_sec="1", **FAST)
     with Client(server) as client:
         session = client.ensure("t")
-        assert use(server, session["token"], command="sleep 2.5; echo done").json()["stdout"] == "done\n"
+        assert use(server, session["token"], command="sleep 7; echo done").json()["stdout"] == "done\n"
 
 
 def test_idle_sandboxes_end_after_the_grace(start_server: Callable[..., RunningServer]) -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import hashlib
 import json
+import os
 import random
 import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from tests.api.access.clients import JWT_SECRET, SESSIONS, Client, error_of, found, use, wait_for
@@ -25,6 +29,8 @@ from tests.api.access.test_races import rows, sockets
 from tests.api.access.tls import behind_tls, make_certificate
 from tests.api.conftest import NO_CELLS, RunningServer, finish, start
 from tests.api.dataplane.plane import Socket
+from tests.api.fathom.test_faults import spawner_of
+from tests.runtimes import native_only
 from tidebox.model.ids import new_id
 
 KEY = "the-key-of-the-machine-that-nobody-sees"
@@ -236,6 +242,39 @@ def test_a_slow_client_of_a_relayed_program_holds_it_back(
         assert size == 20_000_000
 
 
+@pytest.mark.parametrize("way", ["time limit", "signal"])
+def test_unread_input_is_not_in_the_way_of_a_kill(ada: Client, server: RunningServer, thread: str, way: str) -> None:
+    token = ada.ensure(thread, provider_preference="relay")["token"]
+    with open_socket(server, "/v1/exec/ws", token) as connection, ThreadPoolExecutor(1) as other:
+        program = Socket(connection)
+        limit = {"timeout_ms": 3000} if way == "time limit" else {}
+        program.send("start", command=["sleep", "1000"], stdin=True, on_disconnect="detach", **limit)
+        process_id = program.expect("ready", 60)["process_id"]
+
+        def flood() -> None:
+            with contextlib.suppress(ConnectionClosed):
+                for _ in range(64):
+                    program.send("stdin", data="x" * 512 * 1024)
+
+        flooding = other.submit(flood)
+        time.sleep(2)
+        assert not flooding.done(), "so much input was taken from a client whose program reads none"
+        begun = time.monotonic()
+        if way == "signal":
+            with open_socket(server, "/v1/exec/ws", token) as second:
+                attached = Socket(second)
+                attached.send("start", process_id=process_id)
+                attached.expect("ready", 60)
+                attached.send("signal", signal="KILL")
+                ending = attached.until("exit")[-1]
+        else:
+            ending = program.until("exit")[-1]
+        assert time.monotonic() - begun < 15
+        assert (ending["signal"], ending.get("timed_out", False)) == ("KILL", way == "time limit")
+        connection.close()
+
+
+@native_only("the files of a container are not on this machine, and cannot be watched")
 def test_a_relayed_directory_is_watched(ada: Client, server: RunningServer, thread: str) -> None:
     token = ada.ensure(thread, provider_preference="relay")["token"]
     with open_socket(server, "/v1/files/watch?path=.&recursive=true", token) as connection:
@@ -468,6 +507,63 @@ def test_when_one_server_is_full_the_next_is_asked(start_server: Starter, tmp_pa
         assert client.ensure("d")["sandbox"]["provider"] == "small"
 
 
+@native_only("containers have no spawner")
+def test_when_this_server_is_busy_another_is_asked(start_server: Starter, tmp_path: Path) -> None:
+    machine = start_machine(start_server, tmp_path / "machine")
+    server = start_server(providers=described(machine.url, "relay"), pool_sandboxes="0", **FAST)
+    at_once = 2 * len(os.sched_getaffinity(0))
+
+    def ensure(thread: str) -> str:
+        with Client(server) as client:
+            session = client.ensure(thread)
+            assert use(server, session["token"]).json()["stdout"] == "used\n"
+            provider: str = session["sandbox"]["provider"]
+            return provider
+
+    assert ensure("alone") == "local"
+    spawner = spawner_of(server)
+    with ThreadPoolExecutor(at_once) as pool:
+        os.kill(spawner, signal.SIGSTOP)
+        try:
+            # As many as it makes at once, and it makes none of them.
+            waiting = [pool.submit(ensure, f"waits-{number}") for number in range(at_once)]
+            wait_for(lambda: sum(future.running() for future in waiting) == at_once)
+            time.sleep(0.5)
+            assert ensure("moved") == "relay"
+            # At once, not after it was tried here in vain.
+            assert not any(future.done() for future in waiting)
+        finally:
+            os.kill(spawner, signal.SIGCONT)
+        # On a slow machine a start may have been given up here meanwhile, and made there.
+        assert {future.result() for future in waiting} <= {"local", "relay"}
+    assert ensure("later") == "local"
+
+
+def test_a_binding_leaves_a_server_that_is_gone_for_good(start_server: Starter, tmp_path: Path) -> None:
+    gone = start_machine(start_server, tmp_path / "gone")
+    server = start_server(providers=described(gone.url, "relay"), idle_timeout_sec="3", reaper_grace_sec="60", **FAST)
+    with Client(server) as client:
+        before = client.ensure("t", provider_preference="relay")
+        assert use(server, before["token"]).status_code == 200
+        gone.stop(signal.SIGKILL)
+        # It may come back, and its sandbox with it.
+        error_of(client.negotiate(thread_id="t", mode="ensure"), 503, "PROVIDER_UNAVAILABLE")
+        answers = []
+
+        def has_moved() -> bool:
+            answers.append(client.negotiate(thread_id="t", mode="ensure"))
+            return answers[-1].status_code == 200
+
+        wait_for(has_moved)
+        after = found(answers[-1])
+        assert len(answers) > 1
+        assert {answer.status_code for answer in answers[:-1]} == {503}
+        assert (after["sandbox"]["provider"], after["recreated"]) == ("local", True)
+        assert after["session_id"] == before["session_id"]
+        assert use(server, after["token"]).json()["stdout"] == "used\n"
+        error_of(use(server, before["token"]), 401, "UNAUTHENTICATED")
+
+
 def test_what_is_needed_here_is_not_idle_there(start_server: Starter, tmp_path: Path) -> None:
     machine = start_machine(
         start_server, tmp_path / "machine", idle_timeout_sec="3", lease_ttl_sec="3", reaper_grace_sec="0.5"
@@ -490,13 +586,15 @@ def test_what_is_used_there_is_not_idle_here(start_server: Starter, tmp_path: Pa
     machine = start_machine(start_server, tmp_path / "machine")
     server = start_server(providers=described(machine.url), idle_timeout_sec="1.5", reaper_grace_sec="2", **FAST)
     with Client(server) as client:
-        used, left = (client.ensure(name, provider_preference="direct") for name in ("used", "left"))
+        # The one that is used comes last: to make the other may take longer than it may be idle.
+        left, used = (client.ensure(name, provider_preference="direct") for name in ("left", "used"))
         assert use(machine, used["token"], command="sleep 5; echo done").json()["stdout"] == "done\n"
         assert client.of_session("GET", left["session_id"]).status_code == 410
         assert use(machine, used["token"]).status_code == 200
         wait_for(lambda: sockets(machine) == [used["sandbox"]["id"]])
 
 
+@native_only("the files of a container are not on this machine, and cannot be watched")
 def test_passes_are_renewed_before_they_expire(start_server: Starter, tmp_path: Path) -> None:
     machine = start_machine(start_server, tmp_path / "machine", token_ttl_sec="3")
     server = start_server(providers=described(machine.url), **FAST)
@@ -599,8 +697,9 @@ def test_another_server_is_not_believed_everything(start_server: Starter) -> Non
                 "expires_at": "2999-01-01T00:00:00Z",
                 "granted_capabilities": ["exec"],
             }
-            sandbox = {"id": sandbox_id, "http_base_url": base}
-            return json.dumps({"session_id": "s", "sandbox": sandbox, "credentials": credentials}).encode()
+            sandbox = {"id": sandbox_id, "http_base_url": base, "ws_base_url": "ws://h/v1"}
+            session = {"session_id": "s", "sandbox": sandbox, "credentials": credentials}
+            return json.dumps({**session, "token": token, "expires_at": credentials["expires_at"]}).encode()
 
         for answer in (
             (200, claiming(victim["sandbox"]["id"])),

@@ -41,6 +41,27 @@ def test_the_smaller_protocol(ada: Client, server: RunningServer, thread: str) -
     error_of(ada.negotiate(thread_id=thread, mode="get"), 404, "SESSION_NOT_FOUND")
 
 
+def test_lists(ada: Client, bob: Client, admin: Client, thread: str) -> None:
+    first, second = ada.ensure(thread), ada.ensure(thread + "-2")
+    listed = found(ada.http.request("GET", "/v1/sandbox/sessions"))
+    mine = [item for item in listed["items"] if item["scope"]["id"].startswith(thread)]
+    assert [item["id"] for item in mine] == [second["session_id"], first["session_id"]]
+    assert (mine[0]["state"], mine[0]["sandbox_id"]) == ("active", second["sandbox"]["id"])
+    assert "token" not in json.dumps(listed)
+    page = found(ada.http.request("GET", "/v1/sandbox/sessions", params={"limit": 1, "offset": 1}))
+    assert (len(page["items"]), page["total"]) == (1, listed["total"])
+
+    seen = found(bob.http.request("GET", "/v1/sandbox/sessions"))["items"]
+    assert not [item for item in seen if item["scope"]["id"].startswith(thread)]
+    error_of(bob.http.request("GET", "/v1/sandbox/sessions", params={"everybody": "true"}), 403, "FORBIDDEN")
+    everybody = found(admin.http.request("GET", "/v1/sandbox/sessions", params={"everybody": "true", "limit": 1000}))
+    assert first["session_id"] in [item["id"] for item in everybody["items"]]
+    for session in (first, second):
+        ada.of_session("DELETE", session["session_id"])
+    left = found(ada.http.request("GET", "/v1/sandbox/sessions"))["items"]
+    assert not [item for item in left if item["scope"]["id"].startswith(thread)]
+
+
 def test_the_full_protocol(ada: Client, thread: str) -> None:
     scope = {"type": "thread", "id": thread}
     error_of(ada.negotiate(scope=scope, mode="attach_only"), 404, "BINDING_NOT_FOUND")

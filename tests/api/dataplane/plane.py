@@ -124,7 +124,9 @@ class Plane:
         app = DataplaneSurface(self.gate, self.processes, self.audit, RateLimiter("off"), metrics, bounds)
         surface = Surface(name="dataplane", matches=lambda scope: True, dialect=lambda scope: words)
         listener = Listener(RequestLog(app, metrics, [surface]), settings)
-        sock = socket.create_server(("127.0.0.1", 0))
+        # Of this protocol by name: asyncio sends small answers at once only where it can tell that it is TCP.
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        sock.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         await self._open.enter_async_context(listener.listening(sock))
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.api.dataplane.plane import Plane
 
 MARK = "the-other-ones-secret"
@@ -82,7 +80,6 @@ def look(plane: Plane, token: str) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.timeout(180)
 def test_nothing_of_one_is_reachable_from_another(plane: Plane) -> None:
     here, there = plane.sandbox(), plane.sandbox()
     token = plane.token(here)

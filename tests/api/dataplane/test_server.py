@@ -18,6 +18,7 @@ from websockets.sync.client import connect
 
 from tests.api.conftest import RunningServer
 from tests.api.dataplane.plane import Socket
+from tests.runtimes import native_only
 from tidebox.model.ids import new_id
 from tidebox.model.limits import MIB
 
@@ -262,6 +263,7 @@ def test_the_audit_log_says_who_ran_something_and_not_what(running_server: Runni
     assert "not-for-the-log" not in running_server.log
 
 
+@native_only("containers are kept ready only where that is asked for")
 def test_sandboxes_are_counted(start_server: Callable[..., RunningServer], short_path: Path) -> None:
     server = start_server(data_dir=short_path, rate_limit="off", pool_sandboxes="1")
 

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from tests.api.dataplane.plane import Plane, Socket
+from tests.runtimes import native_only
 from tidebox.broker.sandboxes import Sandbox
 from tidebox.model.sandbox import Capability
 
@@ -87,11 +88,12 @@ def test_keys_interrupt_and_suspend(plane: Plane, token: str) -> None:
         announced(socket, "sleep 1001")
         socket.send("stdin", data="\x1a")
         assert "Stopped" in socket.read_until(PROMPT)
-        assert re.search(r"\[1\]\+\s+Stopped\s+.*sleep 1001", run(socket, "jobs"))
-        assert "sleep 1001' &" in run(socket, "bg %1")
+        assert re.search(r"\[1\] ?\+\s+Stopped\s+.*sleep 1001", run(socket, "jobs"))
+        # Shells quote it in their own way.
+        assert re.search(r"sleep 1001['\"]", run(socket, "bg %1"))
         assert "Running" in run(socket, "jobs")
         type_line(socket, "fg %1")
-        socket.read_until("sleep 1001'")
+        socket.read_until("sleep 1001")
         # The shell says what it continues before it hands the terminal over.
         interrupt_until_prompt(socket)
         assert "Running" not in run(socket, "jobs")
@@ -111,6 +113,7 @@ def test_a_signal_frame_reaches_what_is_in_the_foreground(plane: Plane, token: s
         assert frames[-1]["exit_code"] == 9
 
 
+@native_only("the image for tests has no such program")
 def test_less_fills_the_screen_and_scrolls(plane: Plane, token: str) -> None:
     with plane.socket(SHELL, token) as socket:
         at_prompt(socket, tty={"rows": 10, "cols": 60})
@@ -122,13 +125,14 @@ def test_less_fills_the_screen_and_scrolls(plane: Plane, token: str) -> None:
         socket.send("stdin", data=" ")
         assert "line 018" in socket.read_until("line 018")
         socket.send("stdin", data="G")
-        socket.read_until("line 200")
+        socket.read_until("(END)")
         socket.send("resize", rows=20, cols=60)
         assert "line 192" in socket.read_until("~")
         socket.send("stdin", data="q")
         assert "\x1b[?1049l" in socket.read_until(PROMPT)
 
 
+@native_only("the image for tests has no such program")
 def test_vim_edits_a_file(plane: Plane, token: str, http: httpx2.Client) -> None:
     with plane.socket(SHELL, token) as socket:
         at_prompt(socket, tty={"rows": 24, "cols": 80})

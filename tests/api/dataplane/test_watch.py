@@ -14,12 +14,15 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from tests.api.dataplane.plane import Plane, Socket
+from tests.runtimes import native_only
 from tidebox.broker.sandboxes import Sandbox
 from tidebox.errors import ProvisionFailed
 from tidebox.files import watching
 from tidebox.model.ids import new_id
 from tidebox.model.sandbox import Capability
 from tidebox.runtime.native.watch import MAX_WATCHES
+
+pytestmark = native_only("the files of a container are not on this machine, and cannot be watched")
 
 WATCH = "/v1/files/watch"
 

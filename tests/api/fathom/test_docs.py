@@ -13,7 +13,8 @@ import pytest
 from tests.api.conftest import RunningServer
 from tests.api.fathom.client import CODES, STATUSES
 from tidebox.api.fathom import requests
-from tidebox.api.fathom.orders import BOUNDS, DEFAULT_CPU_SHARES, DEFAULT_OUTPUT_BYTES, LANGUAGES
+from tidebox.api.fathom.orders import BOUNDS, DEFAULT_CPU_SHARES, DEFAULT_OUTPUT_BYTES
+from tidebox.model.languages import ALWAYS
 from tidebox.model.limits import KIB, MIB
 
 PAGE = (Path(__file__).parents[3] / "docs" / "fathom.md").read_text()
@@ -57,5 +58,5 @@ def test_sizes() -> None:
 
 
 def test_every_word_of_the_protocol_is_explained() -> None:
-    for word in (*CODES, *STATUSES, *LANGUAGES, "ack", "status", "stdout", "stderr", "result", "error", "pong", "ping"):
+    for word in (*CODES, *STATUSES, *ALWAYS, "ack", "status", "stdout", "stderr", "result", "error", "pong", "ping"):
         assert re.search(rf"`[^`]*\b{word}\b[^`]*`", PAGE), word

@@ -164,7 +164,7 @@ async def test_answers_that_nobody_reads_are_bounded(start_server: StartServer) 
 async def test_programs_of_a_client_that_is_gone_are_killed_after_the_grace(
     start_server: StartServer, way: str
 ) -> None:
-    server = start_server(orphan_grace_sec="2", max_concurrent_runs="2", rate_limit="off")
+    server = start_server(orphan_grace_sec="6", max_concurrent_runs="2", rate_limit="off")
     async with connected(server) as client:
         for _ in range(2):
             await client.start(FOREVER)
@@ -176,7 +176,7 @@ async def test_programs_of_a_client_that_is_gone_are_killed_after_the_grace(
     gone = time.monotonic()
     assert levels(server)["sandbox_runs_active"] == 2
     await until(lambda: levels(server)["sandbox_runs_active"] == 0)
-    assert 1.8 < time.monotonic() - gone < 20
+    assert 5.8 < time.monotonic() - gone < 60
     assert_idle(server)
     assert server.stop() == 0
     assert outcomes(server) == ["canceled_by_user"] * 3

@@ -143,14 +143,14 @@ async def test_room_is_made_by_a_client_that_reads() -> None:
     await settle()
     assert not waiting.done()
     client.allow(3)
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
     assert not outbox.full
 
 
 async def test_waiting_ends_with_its_time() -> None:
     outbox = Outbox(Client(0).send, 1)
     outbox.put("0")
-    await asyncio.wait_for(outbox.changed(0.01), 5)
+    await asyncio.wait_for(outbox.changed(0.01), 30)
     outbox.close()
 
 
@@ -162,7 +162,7 @@ async def test_a_client_that_leaves_lets_everybody_go() -> None:
     waiting = asyncio.ensure_future(outbox.changed())
     await settle()
     client.leave()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
     assert outbox.closed
     assert not outbox.full
     outbox.put("2")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidebox.api.fathom.orders import BOUNDS, LANGUAGES, make_order
+from tidebox.api.fathom.orders import BOUNDS, make_order
 from tidebox.api.fathom.requests import (
     MAX_CODE_BYTES,
     MAX_ENV_BYTES,
@@ -22,6 +22,7 @@ from tidebox.api.fathom.requests import (
     Refused,
     parse,
 )
+from tidebox.model.languages import ALWAYS
 from tidebox.model.limits import MIB
 from tidebox.model.order import Order
 from tidebox.protocols.fathom import Cancel, Execute, Ping
@@ -54,7 +55,7 @@ def execute(**changes: Any) -> dict[str, Any]:
 
 def parsed_whole(text: str) -> Order | None:
     request = parse(text)
-    return make_order(request, LANGUAGES) if isinstance(request, Execute) else None
+    return make_order(request, dict.fromkeys(ALWAYS, "host")) if isinstance(request, Execute) else None
 
 
 def order_of(text: str) -> Order:
@@ -181,7 +182,7 @@ def test_a_language_without_an_interpreter_is_not_supported() -> None:
     request = parse(json.dumps(execute(language="elixir")))
     assert isinstance(request, Execute)
     with pytest.raises(Refused, match="available: python, shell") as caught:
-        make_order(request, ("python", "shell"))
+        make_order(request, {"python": "host", "shell": "host"})
     assert caught.value.code == "LANGUAGE_NOT_SUPPORTED"
 
 

@@ -22,6 +22,8 @@ def interpreter_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
         reaper_interval_sec="0.2",
         # Many tests make sessions, and let their time end them.
         max_sessions_per_user="10000",
+        # Requests are made up, and so would be the packages that they ask for.
+        packages="off",
     )
     yield server
     finish(server)

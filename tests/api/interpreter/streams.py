@@ -26,7 +26,7 @@ FIELDS = {
     "heartbeat": {"ts"},
     "truncated": {"reason"},
 }
-EVENTS = {"phase", "start", "end", "error", "resume", "stdin_closed"}
+EVENTS = {"phase", "progress", "start", "end", "error", "resume", "stdin_closed"}
 
 
 def saying(text: str) -> str:

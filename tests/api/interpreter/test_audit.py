@@ -13,6 +13,7 @@ import pytest
 from tests.api.conftest import RunningServer
 from tests.api.interpreter.service import JWT_SECRET
 from tests.api.interpreter.streams import Streams
+from tests.runtimes import RUNTIME
 
 StartServer = Callable[..., RunningServer]
 StreamsOf = Callable[..., Streams]
@@ -59,7 +60,7 @@ def test_every_step_of_a_run(server: RunningServer, streams_of: StreamsOf) -> No
     assert names(completed) == ["created", "queued", "starting", "running", "completed"]
     for event in (*killed[:3], *completed):
         assert set(event) >= EVERY | RUN
-        assert (event["user_id"], event["runtime"], event["spec_version"]) == ("ada", "native", "1.1")
+        assert (event["user_id"], event["runtime"], event["spec_version"]) == ("ada", RUNTIME, "1.1")
         assert len(event["policy_hash"]) == 64
         assert event["image_digest"].startswith("sha256:")
     end = completed[-1]

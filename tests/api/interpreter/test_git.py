@@ -329,7 +329,7 @@ def test_a_repository_that_grows_without_end(client: Service, session: str, host
     bomb.forge([(b"40000", b"d%d" % number, below) for number in range(10)])
     began = time.monotonic()
     assert put(client, session, f"{hosting.git_url}/bomb.git").status_code in (413, 502)  # too many files, or too slow
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert _nothing_left(hosting.server)
 
 

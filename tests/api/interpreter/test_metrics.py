@@ -10,10 +10,11 @@ import pytest
 
 from tests.api.conftest import RunningServer
 from tests.api.interpreter.streams import Streams, saying
+from tests.runtimes import RUNTIME
 
 StartServer = Callable[..., RunningServer]
 StreamsOf = Callable[..., Streams]
-EXITED = '{outcome="completed",reason="exit_code_0",runtime="native"}'
+EXITED = f'{{outcome="completed",reason="exit_code_0",runtime="{RUNTIME}"}}'
 
 
 @pytest.fixture
@@ -29,9 +30,9 @@ def test_a_run_is_counted_on_each_of_its_steps(fresh: Streams) -> None:
     with fresh.stream(blocker["run_id"]) as stream:
         stream.until("stdout")
     waiting = fresh.python("print('y' * 500)")
-    assert fresh.metric('sandbox_runs_started_total{runtime="native"}') == 2
-    assert fresh.metric('sandbox_queue_wait_seconds_count{runtime="native"}') == 1
-    assert fresh.metric('sandbox_run_start_latency_seconds_count{runtime="native"}') == 1
+    assert fresh.metric(f'sandbox_runs_started_total{{runtime="{RUNTIME}"}}') == 2
+    assert fresh.metric(f'sandbox_queue_wait_seconds_count{{runtime="{RUNTIME}"}}') == 1
+    assert fresh.metric(f'sandbox_run_start_latency_seconds_count{{runtime="{RUNTIME}"}}') == 1
     assert fresh.metric('sandbox_runs_in_phase{phase="running"}') == 1
     assert fresh.metric('sandbox_runs_in_phase{phase="queued"}') == 1
     assert fresh.metric("sandbox_runs_active") == 1
@@ -39,14 +40,14 @@ def test_a_run_is_counted_on_each_of_its_steps(fresh: Streams) -> None:
     fresh.cancel(blocker["run_id"])
     fresh.wait(blocker["run_id"])
     fresh.wait(waiting["run_id"])
-    killed = '{outcome="killed",reason="canceled_by_user",runtime="native"}'
+    killed = f'{{outcome="killed",reason="canceled_by_user",runtime="{RUNTIME}"}}'
     for labels in (killed, EXITED):
         assert fresh.metric(f"sandbox_runs_completed_total{labels}") == 1
         assert fresh.metric(f"sandbox_run_duration_seconds_count{labels}") == 1
-    assert fresh.metric('sandbox_queue_wait_seconds_count{runtime="native"}') == 2
-    assert fresh.metric('sandbox_queue_wait_seconds_sum{runtime="native"}') > 0
-    assert fresh.metric('sandbox_run_exit_codes_total{exit_code="0",runtime="native"}') == 1
-    assert fresh.metric('sandbox_log_bytes_total{runtime="native"}') == 51 + 100
+    assert fresh.metric(f'sandbox_queue_wait_seconds_count{{runtime="{RUNTIME}"}}') == 2
+    assert fresh.metric(f'sandbox_queue_wait_seconds_sum{{runtime="{RUNTIME}"}}') > 0
+    assert fresh.metric(f'sandbox_run_exit_codes_total{{exit_code="0",runtime="{RUNTIME}"}}') == 1
+    assert fresh.metric(f'sandbox_log_bytes_total{{runtime="{RUNTIME}"}}') == 51 + 100
     assert fresh.metric('sandbox_log_truncations_total{component="ws",reason="log_cap"}') == 1
     assert fresh.metric('sandbox_runs_in_phase{phase="running"}') == 0
 
@@ -71,7 +72,7 @@ def test_streams_are_counted(fresh: Streams) -> None:
 
 def test_sessions_and_input_are_counted(fresh: Streams) -> None:
     fresh.session(base_image="python:3.11-slim")
-    assert fresh.metric('sandbox_sessions_created_total{runtime="native"}') == 1
+    assert fresh.metric(f'sandbox_sessions_created_total{{runtime="{RUNTIME}"}}') == 1
     run = fresh.python("import sys; sys.stdin.read()", interactive=True, stdin_max_bytes=2)
     with fresh.stream(run["run_id"]) as stream:
         stream.send(type="stdin", data="123")
@@ -82,7 +83,7 @@ def test_sessions_and_input_are_counted(fresh: Streams) -> None:
 def test_admins_see_the_same_numbers_as_a_map(fresh: Streams) -> None:
     fresh.run(["python3", "-c", "print('hello')"])
     series = fresh.get("/admin/metrics").json()
-    labels = {"runtime": "native", "outcome": "completed", "reason": "exit_code_0"}
+    labels = {"runtime": RUNTIME, "outcome": "completed", "reason": "exit_code_0"}
     assert series["sandbox_runs_completed_total"] == [{"labels": labels, "value": 1}]
     assert series["sandbox_run_duration_seconds_count"] == [{"labels": labels, "value": 1}]
 

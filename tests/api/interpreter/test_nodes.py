@@ -100,6 +100,29 @@ def test_neither_server_touches_what_the_other_has(
         error_of(at_second.negotiate(thread_id="shared", mode="ensure"), 409, "SESSION_CONFLICT")
         assert at_first.ensure("shared")["session_id"] == bound["session_id"]
 
+    # Logs and files of runs are where these ran.
+    kept = one.start(["python3", "-c", "open('a.txt', 'w').write('a'); print(1)"], capture_patterns=["*.txt"])
+    one.post(f"/runs/{running}/cancel")
+    assert one.wait(kept)["phase"] == "completed"
+    for path in ("logs", "logs?format=jsonl", "logs?follow=true", "artifacts/a.txt", "artifacts.zip"):
+        assert one.get(f"/runs/{kept}/{path}").status_code == 200
+        details = error_of(other.get(f"/runs/{kept}/{path}"), 409, "conflict")["details"]
+        assert details == {"run_id": kept, "node_id": node_of(first)}
+    assert other.get(f"/runs/{kept}/artifacts").json()["total"] == 1
+
+    # So it is with a session, whose files are where it was made.
+    session = one.session(base_image="python:3.11-slim")
+    assert other.get(f"/sessions/{session}").json()["session_id"] == session
+    for answer in (
+        other.submit(["true"], session_id=session),
+        other.get(f"/sessions/{session}/files"),
+        other.post(f"/sessions/{session}/files", json={"files": [{"path": "a", "content_b64": "YQ=="}]}),
+        other.http.delete(f"/sessions/{session}"),
+    ):
+        details = error_of(answer, 409, "conflict")["details"]
+        assert details == {"session_id": session, "node_id": node_of(first)}
+    assert one.get(f"/sessions/{session}/files").status_code == 200
+
     # The same request at both is one run, however many send it at once.
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(side.submit, ["true"], key="same") for side in (one, other) * 10]
@@ -115,14 +138,13 @@ def test_neither_server_touches_what_the_other_has(
     shutil.copytree(first.data_dir, copy, ignore=shutil.ignore_patterns("run", "server.lock"))
     assert f"another server has the node id {node_of(first)}" in refused("--data-dir", copy, env=environment)
 
-    assert one.post(f"/runs/{running}/cancel").status_code == 200
     for number, run_id in enumerate(waiting):
         assert one.wait(run_id)["phase"] == "completed"
         assert one.log(run_id) == f"{number}\n"
     assert other.wait(same)["phase"] == "completed"
     found = owners(url)
     assert found.pop(same) in (here, there)
-    assert found == {running: here, **dict.fromkeys(waiting, here), own["run_id"]: there}
+    assert found == {running: here, kept: here, **dict.fromkeys(waiting, here), own["run_id"]: there}
 
 
 def test_a_node_that_is_killed_leaves_to_the_other_what_that_can_do(
@@ -154,6 +176,7 @@ def test_a_node_that_is_killed_leaves_to_the_other_what_that_can_do(
         frames = other.frames(run_id)
         assert output(frames) == b"%d\n" % number
         assert is_event(frames[-1], "end")
+        assert [frame["data"]["lost_count"] for frame in frames if is_event(frame, "resume")] == [0]
         # Whoever followed it at the other one goes on by number, and misses nothing.
         assert output(other.frames(run_id, "?from_seq=50")) == b"%d\n" % number
         replayed = other.submit(["python3", "-c", saying(f"{number}")], key=f"key-{number}")
@@ -163,8 +186,21 @@ def test_a_node_that_is_killed_leaves_to_the_other_what_that_can_do(
         assert (shown["phase"], shown["reason_code"]) == ("failed", "node_lost")
         assert "lost" in shown["message"]
         assert is_event(other.frames(run_id)[-1], "end")
+    for answer in (
+        other.get(f"/sessions/{session}"),
+        other.get(f"/sessions/{session}/files"),
+        other.submit(["true"], session_id=session),
+    ):
+        assert error_of(answer, 410, "node_lost")["details"] == {"session_id": session, "node_id": node_of(first)}
+    answer = other.get(f"/runs/{running}/logs")
+    assert error_of(answer, 410, "node_lost")["details"] == {"run_id": running, "node_id": node_of(first)}
     found = owners(url)
     assert {found[run_id] for run_id in waiting} == {(node_of(second), 2)}
+    by_node = {
+        node: other.get("/admin/runs", params={"node_id": node}).json() for node in map(node_of, (first, second))
+    }
+    assert {item["run_id"] for item in by_node[node_of(first)]["items"]} == {running, in_session}
+    assert {item["node_id"] for item in by_node[node_of(second)]["items"]} == {node_of(second)}
     with Client(second) as at_second:
         assert at_second.of_session("GET", binding).status_code == 410
         assert at_second.ensure("lost")["session_id"] != binding
@@ -173,6 +209,7 @@ def test_a_node_that_is_killed_leaves_to_the_other_what_that_can_do(
     again = streams_of(start_node(data_dir=first.data_dir))
     assert again.run(["true"])["phase"] == "completed"
     assert again.shown(running)["reason_code"] == "node_lost"
+    assert again.run(["true"], session_id=session)["phase"] == "completed"
     assert output(again.frames(running)) == b"begun\n"
     assert owners(url)[running] == (node_of(first), 1)
 

@@ -14,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.interpreter.service import Service, error_of
+from tidebox.broker.planning import Planner, User
 from tidebox.errors import InvalidRequest, InvalidSpecVersion, PolicyUnsupported
+from tidebox.model.egress import make_allowlist
+from tidebox.model.outward import EgressRules
 from tidebox.model.policy import (
     TRUST_PROFILES,
     Policy,
@@ -25,6 +28,7 @@ from tidebox.model.policy import (
     policy_hash,
     terms_of,
 )
+from tidebox.model.runtimes import Features, ResolvedImage, RuntimeInfo, Runtimes
 
 DEFAULT_HASH = "55910d18f4d8ed7f0db0cad024ba19b5534dbea5bba00953f75f131a071af2c9"
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "interpreter.md"
@@ -159,10 +163,23 @@ def test_profiles_only_narrow(trust: str) -> None:
 
 
 def test_what_cannot_be_enforced_is_refused() -> None:
+    planner = Planner(Policy(), Runtimes(lambda runtime, image, user: ResolvedImage(image, "")), EgressRules())
+    able = RuntimeInfo(name="native", available=True, boundary="namespaces", features=Features(egress=True))
+    unable = RuntimeInfo(name="native", available=True, boundary="namespaces")
+    user = User("ada", owner=False)
+    for runtime in (able, unable):
+        with pytest.raises(PolicyUnsupported):
+            planner.way_out(runtime, "allowlist", [None], user)
+    listed = Planner(
+        planner.policy,
+        Runtimes(lambda runtime, image, user: ResolvedImage(image, "")),
+        EgressRules(server=make_allowlist(["a.test"])),
+    )
+    assert listed.way_out(able, "allowlist", [None], user) is not None
     with pytest.raises(PolicyUnsupported):
-        terms_of(Policy(), Request(network_policy="allowlist"))
-    with pytest.raises(PolicyUnsupported):
-        terms_of(Policy(network_default="allowlist"), Request())
+        listed.way_out(unable, "allowlist", [None], user)
+    with pytest.raises(InvalidRequest):
+        terms_of(Policy(), Request(network_policy="allowlist"), Request(network_policy="deny_all"))
     with pytest.raises(InvalidRequest):
         terms_of(Policy(), Request(trust_level="boundless"))
 

@@ -63,6 +63,8 @@ MATRIX: dict[tuple[str, str], Expected] = {
     ("GET", "/admin/usage/summary"): ADMIN,
     ("GET", "/admin/metrics"): ADMIN,
     ("GET", "/admin/audit"): ADMIN,
+    ("GET", "/admin/series"): ADMIN,
+    ("GET", "/me"): ANYBODY,
     ("GET", "/health"): ANYBODY,
     ("GET", "/health/public"): Expected(200, 200, 200, nobody=200),
 }

@@ -21,6 +21,7 @@ from tests.api.conftest import RunningServer
 from tests.api.interpreter.service import error_of
 from tests.api.interpreter.streams import Streams, is_event, output, saying
 from tests.boxes import count_leaves, descendants
+from tests.runtimes import native_only
 
 StartServer = Callable[..., RunningServer]
 StreamsOf = Callable[..., Streams]
@@ -225,6 +226,7 @@ def test_a_server_that_is_told_to_stop_leaves_the_queue_to_the_next(
     assert after.log(waiting) == "at last\n"
 
 
+@native_only("containers have no spawner")
 def test_a_killed_spawner_fails_what_runs_and_nothing_else(start_server: StartServer, streams_of: StreamsOf) -> None:
     server = start_server(rate_limit="off", max_concurrent_runs="1")
     streams = streams_of(server)

@@ -200,6 +200,7 @@ def test_every_key_of_usage(ada: Service) -> None:
         "artifact_bytes",
         "files_left_out",
         "oom_kills",
+        "egress",
         "limits",
     }
     assert usage["log_bytes"] == 5
@@ -336,7 +337,12 @@ def test_one_slot_is_always_left_for_another_user(start_server: Callable[..., Ru
     from tests.api.interpreter.service import JWT_SECRET
 
     server = start_server(
-        max_concurrent_runs="3", queue_max_length="4", auth_jwt_secret=JWT_SECRET, rate_limit="off", pool_python="1"
+        max_concurrent_runs="3",
+        queue_max_length="4",
+        auth_jwt_secret=JWT_SECRET,
+        rate_limit="off",
+        pool_python="1",
+        drain_grace_sec="1",
     )
     with Service.of(server, "ada") as ada, Service.of(server, "bob") as bob:
         phases = [ada.submit(["sleep", "60"]).json()["phase"] for _ in range(4)]
@@ -350,7 +356,9 @@ def test_one_slot_is_always_left_for_another_user(start_server: Callable[..., Ru
 
 
 def test_a_single_user_may_take_every_slot(start_server: Callable[..., RunningServer]) -> None:
-    server = start_server(max_concurrent_runs="2", queue_max_length="2", rate_limit="off", pool_python="1")
+    server = start_server(
+        max_concurrent_runs="2", queue_max_length="2", rate_limit="off", pool_python="1", drain_grace_sec="1"
+    )
     with Service.of(server) as client:
         phases = [client.submit(["sleep", "60"]).json()["phase"] for _ in range(4)]
         assert phases == ["starting", "starting", "queued", "queued"]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.api.conftest import RunningServer
 from tests.api.interpreter.service import JWT_SECRET, Service, error_of
+from tests.runtimes import native_only
 
 
 def test_what_a_session_is(ada: Service) -> None:
@@ -150,6 +151,7 @@ def test_a_user_has_only_so_many_sessions_at_once(start_server: Callable[..., Ru
         ada.session()
 
 
+@native_only("an engine may pull it, so a session of it can be made, and its runs fail")
 def test_an_image_that_is_not_there(ada: Service) -> None:
     error_of(ada.post("/sessions", json={"spec_version": "1.0", "base_image": "nosuch:1"}), 404, "unknown_image")
 

@@ -1,0 +1,92 @@
+"""Fuzz target of the language server's parsers: any output marks lines of files that were sent, and in good time.
+
+With atheris installed: ``python fuzz/fuzz_traces.py corpus/ -max_total_time=600``. Without it, traces of the corpus are
+mutated at random for ``--seconds`` (``--seed`` repeats a run); a failing input is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+from tidebox.lsp.diagnostics.parsing import find_problems
+from tidebox.lsp.diagnostics.places import Sent, mark
+
+TRACES = Path(__file__).parent.parent / "tests" / "lsp" / "corpus" / "traces"
+SEEDS = [
+    trace["stdout"] + trace["stderr"] for trace in (json.loads(path.read_text()) for path in sorted(TRACES.glob("*")))
+]
+FILES = {"main.py": 3, "main.js": 3, "main.go": 3, "main.sh": 3, "Main.java": 3, "test_it.py": 3, "src/app.ts": 3}
+_DAMAGE = ['File "', "line ", "Traceback (most recent call last):", "  | ", "  +-+---- 1 ----", "    at ", "\x1b[", ":"]
+_SECONDS_OF_ONE = 5.0
+
+
+def check(data: bytes) -> None:
+    """Read one output; it is both streams."""
+    text = data.decode("utf-8", "replace")
+    began = time.thread_time()
+    for found in mark(find_problems(text, text), Sent(FILES, FILES.__getitem__)):
+        for place in (found.place, *(place for place, _ in found.related)):
+            assert 1 <= place.line <= FILES[place.path]
+    assert time.thread_time() - began < _SECONDS_OF_ONE
+
+
+def mutate(source: random.Random) -> bytes:
+    """Lines of a few traces, with random damage."""
+    lines = [line for text in source.choices(SEEDS, k=source.randint(1, 3)) for line in text.split("\n")]
+    for _ in range(source.randint(0, 10)):
+        at = source.randrange(len(lines) + 1)
+        match source.randrange(5):
+            case 0:
+                lines[at : at + 1] = []
+            case 1:
+                lines[at:at] = source.choices(lines or [""], k=source.randint(1, 5))
+            case 2:
+                lines[at:at] = ["".join(source.choices(_DAMAGE, k=source.randint(1, 500)))]
+            case 3 if at < len(lines):
+                cut = source.randrange(len(lines[at]) + 1)
+                lines[at] = lines[at][:cut] + source.choice(_DAMAGE) + lines[at][cut:]
+            case _ if at < len(lines):
+                lines[at] = lines[at] * source.randint(2, 200)
+    return "\n".join(lines).encode("utf-8", "replace")
+
+
+def run_random(seconds: float, seed: int) -> int:
+    """The fallback without atheris; the number of inputs tried."""
+    source = random.Random(seed)
+    end = time.monotonic() + seconds
+    tried = 0
+    while time.monotonic() < end:
+        data = mutate(source)
+        try:
+            check(data)
+        except Exception:
+            sys.stderr.write(f"failing input: {data!r}\n")
+            raise
+        tried += 1
+    return tried
+
+
+def main() -> None:
+    """Fuzz with atheris where it is installed, else at random."""
+    try:
+        import atheris  # type: ignore[import-untyped]
+    except ImportError:
+        parser = argparse.ArgumentParser(description="fuzz the parsers of traces at random")
+        parser.add_argument("--seconds", type=float, default=10)
+        parser.add_argument("--seed", type=int, default=time.time_ns())
+        options = parser.parse_args()
+        tried = run_random(options.seconds, options.seed)
+        sys.stdout.write(f"{tried} inputs, seed {options.seed}\n")
+    else:
+        atheris.instrument_all()
+        atheris.Setup(sys.argv, check)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

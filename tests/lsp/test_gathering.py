@@ -1,0 +1,149 @@
+"""What of a folder is sent: the rules of git, against git itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.patience import patient
+from tidebox.errors import InvalidRequest
+from tidebox.files.gitignore import Gitignore, ignores
+from tidebox.files.globs import Patience
+from tidebox.lsp import gathering
+from tidebox.lsp.gathering import Gatherer
+
+FILES = [
+    "a.log",
+    "b.txt",
+    "keep.log",
+    "#note",
+    "!bang",
+    "with space",
+    "trail ",
+    "star*",
+    "out/x",
+    "deep/out/x",
+    "build/a",
+    "build/sub/b",
+    "sub/a.log",
+    "sub/keep.log",
+    "sub/deep/x.tmp",
+    "sub/deep/y.txt",
+    "docs/api/index.html",
+    "docs/index.html",
+    "f1",
+    "f2",
+    "fa",
+    "foo/bar/baz",
+    "foo/x/baz",
+    "foo/baz",
+    ".env",
+    "dir/.env",
+    "nested/inner/file.c",
+    "nested/file.c",
+    "nested/file.h",
+]
+RULES = [
+    ["*.log", "!keep.log"],
+    ["/out"],
+    ["out/"],
+    ["build/*", "!build/sub"],
+    ["build/", "!build/a"],
+    ["\\#note", "\\!bang"],
+    ["# a comment", "", "   ", "trail\\ ", "with space   "],
+    ["star\\*"],
+    ["docs/*.html"],
+    ["docs/**/*.html"],
+    ["**/deep"],
+    ["foo/**/baz"],
+    ["foo/**"],
+    ["f[12]"],
+    ["f[!1]"],
+    ["f[^1]"],
+    ["f?"],
+    ["*", "!*/", "!*.txt"],
+    [".env"],
+    ["/*.log"],
+    ["sub/deep/"],
+    ["!b.txt"],
+    ["a.log\r"],
+    ["nested/*.c"],
+    ["**/*.c", "!nested/inner/*.c"],
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=[" ".join(rules)[:30].strip() for rules in RULES])
+def test_git_agrees_on_what_is_ignored(rules: list[str], tmp_path: Path) -> None:
+    for name in FILES:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x\n")
+    (tmp_path / ".gitignore").write_text("\n".join(rules) + "\n")
+    (tmp_path / "nested" / ".gitignore").write_text("*.h\n!inner/\n")
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, env=env, check=True)
+    command = ["git", "ls-files", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True).stdout
+    assert set(Gatherer(str(tmp_path)).gather({}).files) == set(listed.decode().split("\0")) - {""}
+
+
+def test_hostile_patterns_are_given_up() -> None:
+    rules = Gitignore("", ["*a" * 200 + "b", "**/*" * 100 + "x"] * 500)
+    began = time.thread_time()
+    with pytest.raises(InvalidRequest, match="too long"):
+        ignores([rules], "/".join(["a" * 200] * 5), Patience(0.05), directory=False)
+    assert time.thread_time() - began < patient(5)
+
+
+def test_rules_that_change_count_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / ".gitignore").write_text("b.txt\n")
+    gatherer = Gatherer(str(tmp_path))
+    assert set(gatherer.gather({}).files) == {"a.txt", ".gitignore"}
+    (tmp_path / ".gitignore").write_text("a.txt and more\na.txt\n")
+    assert set(gatherer.gather({}).files) == {".gitignore"}
+    (tmp_path / ".gitignore").unlink()
+    assert set(gatherer.gather({}).files) == {"a.txt"}
+
+
+def test_caps_are_respected_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "MAX_FILES", 5)
+    monkeypatch.setattr(gathering, "MAX_BYTES", 100)
+    (tmp_path / "big.txt").write_text("x" * 90)
+    (tmp_path / "big2.txt").write_text("x" * 90)
+    for index in range(8):
+        (tmp_path / f"deep{index}").mkdir()
+        (tmp_path / f"deep{index}" / "small.txt").write_text("x")
+    deep = tmp_path.joinpath(*"abcdefghijkl")
+    deep.mkdir(parents=True)
+    (deep / "far.txt").write_text("x")
+    gathered = Gatherer(str(tmp_path)).gather({"main.py": b"x"})
+    assert len(gathered.files) + len(gathered.texts) == 5
+    assert gathered.bytes <= 100
+    said = "\n".join(gathered.notices())
+    assert "big2.txt" in said
+    assert "more than 5 files: deep3/small.txt, deep4/small.txt, deep5/small.txt and 2 more" in said
+    assert "directories deep" in said
+    with pytest.raises(InvalidRequest):
+        Gatherer(str(tmp_path)).gather({"main.py": b"x" * 101})
+
+
+def test_a_link_is_not_followed_wherever_it_is(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (outside / "secret.txt").write_text("secret")
+    (folder / "file.txt").symlink_to(outside / "secret.txt")
+    (folder / "directory").symlink_to(outside)
+    (folder / ".gitignore").symlink_to(outside / "secret.txt")
+    gatherer = Gatherer(str(folder))
+    assert gatherer.gather({}).files == {}
+    for name in ("file.txt", "directory/secret.txt"):
+        with pytest.raises(OSError, match=r".*"):
+            gatherer.read(name, 10)
+        with pytest.raises(InvalidRequest):
+            gatherer.gather({}, [name])

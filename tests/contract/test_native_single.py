@@ -17,7 +17,7 @@ from typing import Literal
 
 import pytest
 
-from tests.boxes import count_leaves, descendants, in_boxes, init_of, is_root, native
+from tests.boxes import count_leaves, descendants, in_boxes, init_of, is_root, native, parent_of
 from tests.contract.test_native_faults import wait_until
 from tests.contract.test_runtime import collect, output
 from tidebox.config import load_settings
@@ -217,20 +217,16 @@ async def start_program(box: Box) -> tuple[Exec, int]:
 
 
 def keepers(runtime: NativeRuntime) -> list[int]:
-    """What stands behind the boxes: as root what built their root, the template, and its helpers."""
+    """What stands behind the boxes, parents first: as root what built their root, the template, and its helpers."""
     spawner = runtime.spawner_pid()
     assert spawner is not None
-    return sorted(set(descendants(spawner)) - set(in_boxes(spawner)))
+    boxed = set(in_boxes(spawner))
+    return [pid for pid in descendants(spawner) if pid not in boxed]
 
 
 def template_of(runtime: NativeRuntime) -> int:
-    """The parent of all helpers."""
-    return parent_of(keepers(runtime)[-1])
-
-
-def parent_of(pid: int) -> int:
-    """As the kernel tells."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    """The child of the spawner, or as root that one's child. Not by its number: these begin anew after the highest."""
+    return keepers(runtime)[1 if is_root() else 0]
 
 
 async def test_a_box_nobody_waits_for_any_more_leaves_no_cgroup(runtime: NativeRuntime) -> None:

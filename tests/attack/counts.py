@@ -40,10 +40,9 @@ RULES: dict[str, Rule] = {
     "descriptors below": Rule(60),
     "inotify instances below": Rule(2),
     "control groups": Rule(24),
-    "mounts of the spawner": Rule(2),
     "agent sockets": Rule(1),
     "unfinished files": Rule(0),
-    "mounts": Rule(8, of_the_machine=True),
+    "mounts": Rule(2, of_the_machine=True),
     "terminals": Rule(16, of_the_machine=True),
     "sockets": Rule(64, of_the_machine=True),
     "pages of TCP": Rule(4096, of_the_machine=True),
@@ -92,7 +91,6 @@ def _of_server(target: Target) -> Counts:
     pid = target.server.pid
     below = descendants(pid)
     status = Path(f"/proc/{pid}/status").read_text()
-    spawner = next((one for one in below if _parent(one) == pid), 0)
     run = target.data_dir / "run" / "agents"
     unfinished = [*target.data_dir.glob("images/staging-*"), *target.data_dir.glob("staging/*")]
     return {
@@ -104,7 +102,6 @@ def _of_server(target: Target) -> Counts:
         "descriptors below": sum(map(_descriptors, below)),
         "inotify instances below": sum(map(_inotify_instances, below)),
         "control groups": len(control_groups(below)),
-        "mounts of the spawner": _lines(Path(f"/proc/{spawner}/mountinfo")),
         "agent sockets": len(list(run.iterdir())) if run.exists() else 0,
         "unfinished files": len(unfinished),
     }
@@ -154,13 +151,6 @@ def _tasks(target: Target) -> int:
             raise AssertionError("the server does not answer a signal: its event loop stands still")
         time.sleep(0.01)
     return int(told.read_text().split()[0])
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def _descriptors(pid: int) -> int:

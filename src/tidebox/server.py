@@ -31,6 +31,7 @@ from tidebox.model.limits import MIB, Limits
 from tidebox.model.policy import Policy, Request, terms_of
 from tidebox.model.runtimes import Report, Runtimes
 from tidebox.runtime.base import Runtime
+from tidebox.runtime.machine import processors
 from tidebox.runtime.offers import Offers
 from tidebox.runtime.survey import Survey
 
@@ -55,6 +56,8 @@ _BACKLOG = 2048
 # The store and the logs are used by threads: what they bring must not wait for the event loop's next pause.
 _SWITCH_SECONDS = 0.0005
 _DESCRIPTORS = 65536
+# That are made at once; sandboxes beyond that are better made by another server.
+_BOXES_PER_PROCESSOR = 2
 
 
 Guest = Callable[["App", str], Coroutine[Any, Any, None]]
@@ -358,7 +361,8 @@ def _providers(settings: Settings, stock: Stock) -> Providers:
     from tidebox.broker.providers.base import Provider, Providers
     from tidebox.broker.providers.local import LocalProvider
 
-    found: list[Provider] = [LocalProvider(stock, enabled=settings.enable_execution)]
+    here = LocalProvider(stock, most_opening=_BOXES_PER_PROCESSOR * processors(), enabled=settings.enable_execution)
+    found: list[Provider] = [here]
     if settings.providers:
         # It comes with an HTTP client.
         from tidebox.broker.providers.remote import make_remote

@@ -108,6 +108,34 @@ async def test_a_program_out_of_memory_ends_alone(box: Box) -> None:
     assert (end.code, (end.usage or {}).get("oom_kills")) == (0, 0)
 
 
+async def test_keys_never_wait_for_processor_time(runtime: NativeRuntime) -> None:
+    """A shell that somebody types in uses so little that the limit never stops it, a small limit neither."""
+    box = await runtime.open(BoxSpec(kind="sandbox", limits=Limits(cpus=0.25)))
+    try:
+        shell = await box.exec(Command(argv=["cat"], tty=(24, 80)))
+        events = shell.events()
+        before = throttled(runtime)
+        for number in range(100):
+            await shell.write(b"x" if number % 2 == 0 else b"\x7f")
+            while not isinstance(await anext(events), Output):
+                pass
+            # A fast typist, and longer than time is counted over.
+            await asyncio.sleep(0.025)
+        assert throttled(runtime) == before
+        # What was read is what counts: a program that does not stop is stopped.
+        await run(box, "timeout", "1", "sh", "-c", "while :; do :; done")
+        assert throttled(runtime) > before
+    finally:
+        await box.close()
+
+
+def throttled(runtime: NativeRuntime) -> int:
+    """How often boxes were stopped until they had processor time again."""
+    files = [Path(place) / "cpu.stat" for root in cgroups_of(runtime.spawner_pid()) for place, _, _ in os.walk(root)]
+    lines = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
+    return sum(int(value) for name, value in lines if name == "nr_throttled")
+
+
 async def test_no_cgroup_of_the_machine_is_named(box: Box) -> None:
     text, _ = await run(box, "cat", "/proc/self/cgroup", "/proc/1/cgroup")
     assert b"tidebox" not in text

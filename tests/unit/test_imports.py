@@ -29,14 +29,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocols": {"errors", "model"},
     "config": {"errors", "model"},
     "store": {"errors", "model"},
-    "machine": set(),
-    "runtime": {"errors", "model", "files", "wire", "machine", "egress"},
+    "runtime": {"errors", "model", "files", "wire", "egress"},
     # The list of system calls, which a container's profile is made of, is data. So are records of files.
-    "runtime.docker": {"spawner.seccomp", "spawner.syscall_tables", "agent.trees"},
+    "runtime.docker": {"spawner.seccomp", "agent.trees"},
     # A program of its own, and the server's side of it.
     "egress": {"errors", "model"},
     "cluster": {"errors", "model", "store.base"},
-    "broker": {"errors", "model", "files", "store.base", "runtime.base", "cluster.membership", "machine"},
+    "broker": {"errors", "model", "files", "store.base", "runtime.base", "cluster.membership"},
     # Sandboxes of other servers, of which this one is a client.
     "broker.providers": {"protocols", "sdk"},
     "api": {"errors", "model", "files", "broker", "protocols"},

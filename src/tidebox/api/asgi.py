@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
+from tidebox.errors import InvalidRequest
 from tidebox.model.principal import Caller, ClientSource, Principal
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 _CONTEXT = "tidebox.context"
+_MAX_QUERY_FIELDS = 32
 
 
 @dataclass(slots=True)
@@ -75,3 +78,20 @@ def header(scope: Scope, name: bytes) -> bytes | None:
         if key.lower() == name:
             return bytes(value)
     return None
+
+
+def query_of(scope: Scope) -> dict[str, str]:
+    """What the query of its URL says; every name once."""
+    try:
+        pairs = parse_qsl(
+            scope["query_string"].decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=_MAX_QUERY_FIELDS,
+        )
+    except ValueError:
+        raise InvalidRequest("the query of the URL cannot be read") from None
+    query = dict(pairs)
+    if len(query) != len(pairs):
+        raise InvalidRequest("the query of the URL says the same thing twice")
+    return query

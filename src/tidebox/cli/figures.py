@@ -89,12 +89,15 @@ class Title:
     better: Literal["lower", "higher"]
     unit: str
     ours: Literal["p50", "p95"] = "p50"
+    enough: float | None = None
+    """Where more is better: what needs no comparison."""
 
     def row(self, ours: list[float], theirs: list[float]) -> Row:
         """The row for these measurements."""
         mine, other = Samples.of(ours), Samples.of(theirs)
         ratio = getattr(mine, self.ours) / other.p50
         met = ratio <= self.hold if self.better == "lower" else ratio >= self.hold
+        met = met or (self.enough is not None and mine.p50 >= self.enough)
         return Row(
             what=self.what,
             yardstick=self.yardstick,
@@ -111,4 +114,5 @@ class Title:
         return Row(what=self.what, yardstick=self.yardstick, hold=self._promise(), unit=self.unit, skipped=reason)
 
     def _promise(self) -> str:
-        return f"{'<=' if self.better == 'lower' else '>='} {self.hold:g}"
+        ratio = f"{'<=' if self.better == 'lower' else '>='} {self.hold:g}"
+        return ratio if self.enough is None else f"{ratio} or {self.enough:g} {self.unit}"

@@ -7,42 +7,26 @@ It speaks just enough of the protocol for the client library to be its client, a
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-import sys
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
-from tidebox.cli.yardsticks import CLEAN_ENVIRONMENT, ENDS_WITH_PARENT
+from tidebox.cli.beside import Beside, listen
+from tidebox.cli.yardsticks import CLEAN_ENVIRONMENT
 
 _CHUNK_BYTES = 65_536
 
 
-class Forwarder:
+class Forwarder(Beside):
     """The server, in a process of its own."""
 
     def __init__(self, python: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            descriptor = listener.fileno()
-            program = f"{ENDS_WITH_PARENT}from {__name__} import serve; serve({descriptor}, {python!r})"
-            self._process = subprocess.Popen([sys.executable, "-c", program], pass_fds=[descriptor])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.kill()
-        self._process.wait()
+        super().__init__(__name__, python)
+        self.url = "http://{}:{}".format(*self.address)
 
 
 def serve(descriptor: int, python: str) -> None:
     """Serve on a socket that listens already, until killed."""
-    import uvicorn
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
@@ -50,15 +34,7 @@ def serve(descriptor: int, python: str) -> None:
         while (message := await receive())["type"] == "websocket.receive":
             await _forward(python, msgspec.json.decode(message["text"]), send)
 
-    config = uvicorn.Config(
-        app,
-        loop="uvloop",
-        ws="websockets-sansio",
-        ws_per_message_deflate=False,
-        lifespan="off",
-        log_level="critical",
-    )
-    uvicorn.Server(config).run([socket.socket(fileno=descriptor)])
+    listen(app, descriptor)
 
 
 async def _forward(python: str, request: dict[str, Any], send: Any) -> None:

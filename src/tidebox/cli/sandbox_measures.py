@@ -15,6 +15,7 @@ from tidebox.cli.copier import Copier
 from tidebox.cli.figures import Row, Samples, Title
 from tidebox.cli.served import PATIENCE_SECONDS
 from tidebox.cli.server_bench import ServerBench
+from tidebox.cli.typist import Typist
 from tidebox.cli.yardsticks import BareProgram
 from tidebox.config import Settings
 from tidebox.errors import TideboxError
@@ -89,33 +90,38 @@ class SandboxBench(ServerBench):
         )
 
     def _echo(self, session: dict[str, Any]) -> Row:
-        """Keys on the terminal of a login shell, until each is seen."""
+        """Keys on the terminal of a login shell, until each is seen; in turns with one that is in no box.
+
+        Nothing is promised of the ratio: the other shows what the machine was busy with while this was measured.
+        """
         address = session["sandbox"]["ws_base_url"] + "/shell/ws"
         headers = {"Authorization": f"Bearer {session['token']}"}
-        times = []
-        with connect(address, additional_headers=headers, compression=None) as shell:
+        ours: list[float] = []
+        theirs: list[float] = []
+        with (
+            Typist() as typist,
+            connect(address, additional_headers=headers, compression=None) as shell,
+            connect(typist.url, open_timeout=PATIENCE_SECONDS, compression=None) as bare,
+        ):
             shell.send(json.dumps({"type": "start"}))
             self._server.rest()
-            _quiet(shell, 1.0)
+            for terminal in (shell, bare):
+                _quiet(terminal, 1.0)
             # A key, and the one that takes it back.
             for number in range(2 * self._effort.samples):
-                key = "x" if number % 2 == 0 else "\x7f"
-                start = time.perf_counter()
-                shell.send(json.dumps({"type": "stdin", "data": key}))
-                frame = json.loads(shell.recv(PATIENCE_SECONDS))
-                times.append((time.perf_counter() - start) * 1000)
-                if frame["type"] != "stdout":
-                    raise TideboxError(f"the shell did not echo: {frame}")
-                _quiet(shell, _KEY_SECONDS)
-        ours = Samples.of(times)
+                for terminal, times in ((shell, ours), (bare, theirs)):
+                    times.append(_key(terminal, "x" if number % 2 == 0 else "\x7f"))
+                    _quiet(terminal, _KEY_SECONDS)
+        measured = Samples.of(ours)
         return Row(
             what="echo of a key in a shell, p99",
-            yardstick="none",
+            yardstick="the same in a shell without a box",
             hold=f"< {ECHO_MILLISECONDS:g} ms",
             unit="ms",
-            met=ours.p99 < ECHO_MILLISECONDS,
-            value=ours.p99,
-            ours=ours,
+            met=measured.p99 < ECHO_MILLISECONDS,
+            value=measured.p99,
+            ours=measured,
+            theirs=Samples.of(theirs),
         )
 
     def _transfers(self, token: str) -> Iterator[Row]:
@@ -135,18 +141,15 @@ class SandboxBench(ServerBench):
                 speeds.append((ours, _copy(plain, content, token)))
             plain.close()
         for what, way in (("file up, to a sandbox", 0), ("file down, from a sandbox", 1)):
-            mine, other = (Samples.of([pair[side][way] for pair in speeds[1:]]) for side in (0, 1))
-            ratio = mine.p50 / other.p50
-            yield Row(
+            title = Title(
                 what=what,
                 yardstick="the same through a bare HTTP server",
-                hold=f">= {TRANSFER_RATIO:g} or {TRANSFER_MB_PER_SECOND:g} MB/s",
+                hold=TRANSFER_RATIO,
+                better="higher",
                 unit="MB/s",
-                met=ratio >= TRANSFER_RATIO or mine.p50 >= TRANSFER_MB_PER_SECOND,
-                ratio=ratio,
-                ours=mine,
-                theirs=other,
+                enough=TRANSFER_MB_PER_SECOND,
             )
+            yield title.row(*([pair[side][way] for pair in speeds[1:]] for side in (0, 1)))
 
     def _session(self) -> dict[str, Any]:
         body = json.dumps({"thread_id": new_id("thr"), "mode": "ensure"}).encode()
@@ -165,6 +168,17 @@ class SandboxBench(ServerBench):
                 return
             if time.perf_counter() > deadline:
                 raise TideboxError("the stock of sandboxes is not filled")
+
+
+def _key(shell: ClientConnection, key: str) -> float:
+    """Milliseconds until a key is seen."""
+    start = time.perf_counter()
+    shell.send(json.dumps({"type": "stdin", "data": key}))
+    frame = json.loads(shell.recv(PATIENCE_SECONDS))
+    milliseconds = (time.perf_counter() - start) * 1000
+    if frame["type"] != "stdout":
+        raise TideboxError(f"the shell did not echo: {frame}")
+    return milliseconds
 
 
 def _quiet(shell: ClientConnection, seconds: float) -> None:

@@ -31,11 +31,6 @@ def moment(at: datetime | None) -> str:
         return at.isoformat()  # no year here, so close to the end of the calendar
 
 
-def ago(at: datetime | None) -> str:
-    """How long something has been."""
-    return "" if at is None else span((datetime.now(UTC) - at).total_seconds())
-
-
 def took(begin: datetime | None, end: datetime | None) -> str:
     """How long something took, or has taken so far."""
     if begin is None:

@@ -74,9 +74,6 @@ class EgressAsk:
         return shown
 
 
-NOTHING_ASKED = EgressAsk()
-
-
 def read_ask(given: object, *, field: str = _FIELD) -> EgressAsk:
     """What is under ``egress`` in a request; raises ``InvalidRequest`` naming what cannot be."""
     parts = known_keys(given, _KEYS, field)

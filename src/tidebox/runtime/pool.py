@@ -26,11 +26,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tidebox.errors import TideboxError
-from tidebox.machine import processors
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.limits import Limits
 from tidebox.model.runtimes import Start
 from tidebox.runtime.base import Box, Exec, Runtime
+from tidebox.runtime.machine import processors
 
 if TYPE_CHECKING:
     from tidebox.model.languages import Cell as CellKind

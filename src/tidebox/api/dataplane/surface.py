@@ -8,12 +8,11 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from tidebox.api import problems
-from tidebox.api.asgi import Headers, Receive, Scope, Send, context_of, header
+from tidebox.api.asgi import Headers, Receive, Scope, Send, context_of, header, query_of
 from tidebox.api.dataplane import exec as execution
 from tidebox.api.dataplane import files
 from tidebox.api.dataplane.auth import SURFACE, caller, enter, header_token
@@ -40,7 +39,6 @@ from tidebox.protocols.dataplane import routes
 _WATCH = "files/watch"
 _SOCKETS = frozenset({"", "exec/ws", "shell/ws", _WATCH})
 _MAX_FIELDS_BYTES = 64 * KIB
-_MAX_QUERY_FIELDS = 32
 
 
 class Exchange:
@@ -158,7 +156,7 @@ class DataplaneSurface:
             raise NotFound("there is no WebSocket at this path")
         connection: Connection
         if target.operation == _WATCH:
-            asked = from_fields(routes.WatchRequest, _query(scope))
+            asked = from_fields(routes.WatchRequest, query_of(scope))
             connection = WatchConnection(self._desk, scope, target, send, box_path(asked.path or "."), asked.recursive)
         else:
             connection = ProgramConnection(self._desk, scope, target, send)
@@ -194,7 +192,7 @@ class DataplaneSurface:
         capability, serve = route
         access.require(capability)
         self._desk.audit.check()
-        exchange = Exchange(scope, receive, send, access, _query(scope))
+        exchange = Exchange(scope, receive, send, access, query_of(scope))
         return await self._perform(exchange, target.operation, serve)
 
     async def _perform(self, exchange: Exchange, operation: str, serve: Serve) -> None:
@@ -361,22 +359,6 @@ async def _send_file(
     if left:
         raise FileOperationFailed("the file became shorter while it was sent")
     await exchange.body(b"")
-
-
-def _query(scope: Scope) -> dict[str, str]:
-    try:
-        pairs = parse_qsl(
-            scope["query_string"].decode("ascii"),
-            keep_blank_values=True,
-            errors="strict",
-            max_num_fields=_MAX_QUERY_FIELDS,
-        )
-    except ValueError:
-        raise InvalidRequest("the query of the URL cannot be read") from None
-    query = dict(pairs)
-    if len(query) != len(pairs):
-        raise InvalidRequest("the query of the URL says the same thing twice")
-    return query
 
 
 _SERVED: tuple[tuple[routes.Route[Any, Any], Serve], ...] = (

@@ -13,12 +13,11 @@ import contextlib
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Literal
-from urllib.parse import parse_qsl
 
 import msgspec
 import structlog
 
-from tidebox.api.asgi import Message, Receive, Scope, Send, context_of
+from tidebox.api.asgi import Message, Receive, Scope, Send, context_of, query_of
 from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
 from tidebox.api.interpreter import envelope
 from tidebox.api.interpreter.paths import run_of_stream
@@ -34,7 +33,6 @@ _log = structlog.get_logger("tidebox.api")
 COMPONENT = "ws"
 SURFACE = "interpreter"
 _MAX_SEQ = 2**53
-_MAX_QUERY_FIELDS = 32
 _NORMAL, _GOING_AWAY, _INTERNAL_ERROR = 1000, 1001, 1011
 # May look up whose a run is; what is then done is done in that user's name.
 _CLERK = Principal("signed-url", frozenset({ADMIN_ROLE}))
@@ -71,7 +69,7 @@ class StreamSurface:
         """One connection, from the upgrade to its end."""
         run_id = run_of_stream(scope["path"])
         assert run_id is not None
-        query = _query(scope)
+        query = query_of(scope)
         caller = await self._caller(scope, run_id, query)
         await self._services.rate_limiter.check(caller.principal)
         seq, tail = _place(query)
@@ -113,22 +111,6 @@ class StreamSurface:
 
 def _has_credential(scope: Scope) -> bool:
     return any(name.lower() in (b"authorization", b"x-api-key") for name, _ in scope["headers"])
-
-
-def _query(scope: Scope) -> dict[str, str]:
-    try:
-        pairs = parse_qsl(
-            scope["query_string"].decode("ascii"),
-            keep_blank_values=True,
-            errors="strict",
-            max_num_fields=_MAX_QUERY_FIELDS,
-        )
-    except ValueError:
-        raise InvalidRequest("the query of the URL cannot be read") from None
-    query = dict(pairs)
-    if len(query) != len(pairs):
-        raise InvalidRequest("the query of the URL says the same thing twice")
-    return query
 
 
 def _place(query: Mapping[str, str]) -> tuple[int | None, bool]:

@@ -6,10 +6,7 @@ from tidebox.broker.providers.base import NO_EXTRAS, Extras, Provider
 from tidebox.broker.sandboxes import LiveSandbox, Sandbox
 from tidebox.broker.stock import FreshBox, Stock
 from tidebox.errors import RuntimeUnavailable
-from tidebox.machine import processors
 from tidebox.model.providers import LOCAL
-
-_MOST_OPENING = 2 * processors()
 
 
 class LocalProvider(Provider):
@@ -18,8 +15,10 @@ class LocalProvider(Provider):
     name = LOCAL
     keeps = False
 
-    def __init__(self, stock: Stock, *, enabled: bool = True) -> None:
+    def __init__(self, stock: Stock, *, most_opening: int, enabled: bool = True) -> None:
+        """``most_opening`` is how many the machine makes at once."""
         self._stock = stock
+        self._most_opening = most_opening
         self._enabled = enabled
 
     @property
@@ -30,7 +29,7 @@ class LocalProvider(Provider):
     @property
     def busy(self) -> bool:
         """Whether none is ready, and more are being made than the machine makes at once."""
-        return not self._stock.ready and self._stock.opening >= _MOST_OPENING
+        return not self._stock.ready and self._stock.opening >= self._most_opening
 
     async def start(self) -> None:
         """Begin to make some beforehand."""

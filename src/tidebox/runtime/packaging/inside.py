@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tidebox.errors import ExecFailed, PackageUnresolvable
 from tidebox.files.trees import TreeLimits, opened, walk
-from tidebox.machine import processors
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Output
 from tidebox.model.launch import plan_command
@@ -19,6 +18,7 @@ from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.switch import Switch
 from tidebox.runtime.base import NO_FILES, Box, BoxFiles
 from tidebox.runtime.images import Image
+from tidebox.runtime.machine import processors
 from tidebox.runtime.packaging.target import MAX_ANSWER
 from tidebox.runtime.packaging.tree import Tree
 

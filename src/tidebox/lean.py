@@ -79,13 +79,21 @@ class _BarePackage(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         with _initializing:
             if isinstance(self, _BarePackage):
-                # Before it runs: what it imports may ask this package for a name, as of any that is being imported.
-                object.__setattr__(self, "__class__", ModuleType)
-                spec = self.__spec__
-                assert spec is not None
-                assert spec.loader is not None
-                spec.loader.exec_module(self)
+                self._initialize()
         return getattr(self, name)
+
+    def _initialize(self) -> None:
+        spec = self.__spec__
+        assert spec is not None
+        assert spec.loader is not None
+        # Before it runs: what it imports may ask this package for a name, as of any that is being imported.
+        object.__setattr__(self, "__class__", ModuleType)
+        try:
+            spec.loader.exec_module(self)
+        except BaseException:
+            # Whoever asks next is told the same.
+            object.__setattr__(self, "__class__", _BarePackage)
+            raise
 
 
 _initializing = threading.RLock()

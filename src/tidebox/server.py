@@ -484,9 +484,12 @@ async def _take_up(services: Services, app: Application, *, everything: bool) ->
     await services.sandboxes.start()
     # After the store, which is loaded by its first use: two threads that import at once are no sooner done, and leave
     # the event loop no room.
-    loading = asyncio.create_task(app.load(everything=everything))
+    loading = asyncio.create_task(app.load_first())
     await services.broker.take_up()
     await loading
+    await services.sandboxes.open()
+    if everything:
+        await app.load()
     # What there is now stays: to look through it for garbage again and again would stop the loop for 0.1 s each time.
     gc.freeze()
     gc.enable()

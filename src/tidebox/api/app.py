@@ -58,9 +58,13 @@ class Application:
         self._rest = rest
         self._mcp = mcp
 
-    async def load(self, *, everything: bool) -> None:
-        """Load what was left for after the start: all of it, or only what is wanted first."""
-        await (self._rest.load() if everything else self._rest.load_first())
+    async def load_first(self) -> None:
+        """Load what was left for after the start and is wanted first."""
+        await self._rest.load_first()
+
+    async def load(self) -> None:
+        """Load all that was left for after the start; otherwise the first request for each part of it does."""
+        await self._rest.load()
 
     async def close(self) -> None:
         """End what would go on although its requests are over."""

@@ -118,6 +118,8 @@ def _embed(load_guest: Callable[[], Guest], source: ClientSource, directory: Pat
         auth_jwt_secret=None,
         auth_jwks_file=None,
         trusted_proxies=(),
+        # Its one user is never counted.
+        rate_limit="off",
         providers=(),
     )
 

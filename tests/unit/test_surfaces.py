@@ -181,3 +181,11 @@ async def test_routes_are_loaded_by_surface_and_described_together(services: Ser
         assert (await client.get("/none")).json()["error"]["code"] == "not_found"
         await parts.load()
         assert loaded == ["early", "late"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/sandbox/sessions", "/sandbox/acquire", "/.well-known/jwks.json", "/v1/exec", "/ws/sb-1"]
+)
+async def test_what_uses_tokens_waits_until_there_are_keys(services: Services, path: str) -> None:
+    surface = find_surface(all_surfaces(services, NO_MCP), {"type": "http", "path": path, "headers": []})
+    assert surface.ready is services.sandboxes.opened

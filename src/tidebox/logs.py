@@ -13,7 +13,11 @@ import traceback
 from collections.abc import MutableMapping
 from typing import Any, TextIO
 
-import structlog
+from tidebox.lean import without
+
+# For tracebacks in colours, which are never written.
+with without("rich"):
+    import structlog
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 # The frames nearest to the failure are the ones that explain it.

@@ -139,9 +139,11 @@ async def _run(settings: Settings, data_dir: DataDir, sock: socket.socket, guest
             raise InvalidRequest(f"the audit log in {data_dir.path} cannot be written: {error.strerror}") from None
         giving_way = loop.create_task(_give_way(services.broker.membership, stop))
         try:
+            # A guest uses some of the surfaces, and starts with its process: what it does not ask for can wait.
+            everything = guest is None
             if guest is None:
                 guest = _greeting(_banner(settings, data_dir, sock, report), stop)
-            await _serve(services, engine, sock, guest, stop)
+            await _serve(services, engine, sock, guest, stop, everything=everything)
         finally:
             giving_way.cancel()
             await services.sandboxes.close()
@@ -445,7 +447,9 @@ def _authenticator(settings: Settings, data_dir: DataDir) -> Authenticator:
     return Authenticator(settings.api_key or data_dir.api_key(), verify)
 
 
-async def _serve(services: Services, engine: Engine, sock: socket.socket, guest: Guest, stop: _Stop) -> None:
+async def _serve(
+    services: Services, engine: Engine, sock: socket.socket, guest: Guest, stop: _Stop, *, everything: bool
+) -> None:
     from tidebox.api.app import create_app
     from tidebox.api.listener import Listener
 
@@ -454,7 +458,7 @@ async def _serve(services: Services, engine: Engine, sock: socket.socket, guest:
     async with listener.listening(sock):
         if services.settings.enable_execution:
             engine.start()
-        taking_up = asyncio.create_task(_take_up(services, app))
+        taking_up = asyncio.create_task(_take_up(services, app, everything=everything))
         hosted = asyncio.create_task(guest(app, _address(sock)), name="guest")
         hosted.add_done_callback(lambda _: stop.asked.set())
         asked = asyncio.create_task(stop.asked.wait())
@@ -480,13 +484,16 @@ async def _serve(services: Services, engine: Engine, sock: socket.socket, guest:
         hosted.result()
 
 
-async def _take_up(services: Services, app: Application) -> None:
+async def _take_up(services: Services, app: Application, *, everything: bool) -> None:
     await services.sandboxes.start()
     # After the store, which is loaded by its first use: two threads that import at once are no sooner done, and leave
     # the event loop no room.
-    loading = app.load()
+    loading = asyncio.create_task(app.load_first())
     await services.broker.take_up()
-    await asyncio.wait((loading,))
+    await loading
+    await services.sandboxes.open()
+    if everything:
+        await app.load()
     # What there is now stays: to look through it for garbage again and again would stop the loop for 0.1 s each time.
     gc.freeze()
     gc.enable()

@@ -8,11 +8,22 @@ import random
 from typing import Any
 
 import pytest
-from mcp_types import CallToolResult, ImageContent
+from mcp_types import BlobResourceContents, CallToolResult, ImageContent
 
 from tests.mcp.clients import fields, words
-from tidebox.errors import CapabilityDenied, Forbidden, NotFound, Overloaded, QuotaExceeded, TideboxError
+from tidebox.errors import (
+    CapabilityDenied,
+    Forbidden,
+    NotFound,
+    Overloaded,
+    QuotaExceeded,
+    RuntimeUnavailable,
+    TideboxError,
+)
 from tidebox.mcp.answers import MAX_ANSWER_BYTES, Tail, answer, explain, fitted, picture_type, refused, show_both
+from tidebox.mcp.resources import contents
+from tidebox.mcp.runs import WORDS
+from tidebox.model.run import Reason
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -114,7 +125,22 @@ def test_what_is_somebody_else_s_and_what_is_not_there_are_told_alike() -> None:
         (Overloaded("no room in the queue", retry_after=3), "no room in the queue. Try again in 3 seconds."),
         (QuotaExceeded("100 sandboxes are the most"), "Release what is not needed any more, or wait."),
         (CapabilityDenied("exec was not granted"), "exec was not granted"),
+        (RuntimeUnavailable("there is no qemu here"), "there is no qemu here. Call again without runtime;"),
     ],
 )
 def test_an_error_says_what_to_do_next(error: TideboxError, said: str) -> None:
     assert said in explain(error, about="session 'x'")
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_end_of_a_run_is_told_in_words(reason: Reason) -> None:
+    assert reason.value in WORDS
+
+
+def test_a_picture_is_no_text_even_if_its_bytes_would_be() -> None:
+    found = contents("tidebox://x", b"GIF89a, all of it letters", picture_type(b"GIF89a"))
+    assert isinstance(found, BlobResourceContents)
+    assert (found.mime_type, base64.b64decode(found.blob)[:6]) == ("image/gif", b"GIF89a")
+    log = contents("tidebox://x", b"a log with \xff in it", "text/plain")
+    assert isinstance(log, BlobResourceContents)
+    assert log.mime_type == "application/octet-stream"

@@ -268,8 +268,14 @@ async def test_a_server_that_is_killed_is_told_of_and_one_that_is_back_is_used(
 ) -> None:
     server = start_server(data_dir=tmp_path / "one", drain_grace_sec="0")
     async with on_stdio("legacy", server) as client:
-        calling = asyncio.create_task(client.call_tool("run_code", SLEEP))
-        await asyncio.sleep(1)
+        began = asyncio.Event()
+
+        async def note(progress: float, total: float | None, message: str | None) -> None:
+            began.set()
+
+        calling = asyncio.create_task(client.call_tool("run_code", SLEEP, progress_callback=note))
+        # Not before: a run that the server never knew of is asked for again, and runs to its end.
+        await asyncio.wait_for(began.wait(), 60)
         server.stop(signal.SIGKILL)
         back = start_server("--port", server.url.rpartition(":")[2], data_dir=tmp_path / "one", drain_grace_sec="0")
         assert back.url == server.url

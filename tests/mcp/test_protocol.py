@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from pydantic import ConfigDict
 from tests.api.conftest import RunningServer
 from tests.mcp.clients import ERAS, fields, on_http, on_stdio, words
 from tests.mcp.test_answers import PNG
+from tidebox.mcp import catalog
 
 WAYS = ("embedded", "server", "http")
 
@@ -46,8 +48,9 @@ async def test_every_tool_and_resource(way: str, era: str, mcp_server: RunningSe
 
 async def check_list(client: Client) -> None:
     listed = (await client.list_tools()).tools
-    assert "run_code" in [tool.name for tool in listed]
-    assert "sandbox.run" not in [tool.name for tool in listed]
+    assert [tool.name for tool in listed] == [tool.name for tool in catalog.tools()]
+    size = sum(len(tool.name) + len(tool.description or "") + len(json.dumps(tool.input_schema)) for tool in listed)
+    assert size <= 8000, size
     code = next(tool for tool in listed if tool.name == "run_code")
     assert "python, javascript, shell" in (code.description or "")
     templates = (await client.list_resource_templates()).resource_templates
@@ -103,6 +106,8 @@ async def check_run_code(client: Client) -> None:
     assert base64.b64decode(raw.blob) == bytes([255, 0])
     assert isinstance(log, TextResourceContents)
     assert sorted(log.text.splitlines()) == ["first", "wrong"]
+    noise = fields(await client.call_tool("run_code", {"code": "import os; os.write(1, bytes([255, 254]))"}))
+    assert (noise["stdout_b64"], "stdout" in noise, noise["stderr"]) == ("//4=", False, "")
     for language, program in (("javascript", "console.log(6 * 7)"), ("shell", "echo $((6 * 7))")):
         assert fields(await client.call_tool("run_code", {"code": program, "language": language}))["stdout"] == "42\n"
     # Longer than an argument of a command may be.

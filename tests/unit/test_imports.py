@@ -38,17 +38,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "broker": {"errors", "model", "files", "store.base", "runtime.base", "cluster.membership"},
     # Sandboxes of other servers, of which this one is a client.
     "broker.providers": {"protocols", "sdk"},
-    "api": {"errors", "model", "files", "broker", "protocols"},
+    "api": {"errors", "model", "files", "broker", "protocols", "lean"},
     "sdk": {"errors", "model", "protocols", "config"},
     "lsp": {"errors", "model", "files", "sdk", "stdio"},
-    "mcp": {"errors", "model", "sdk", "stdio"},
+    "mcp": {"errors", "model", "sdk", "stdio", "lean"},
     # Standard input and output, for those who speak a protocol there.
     "stdio": set(),
     "web": {"errors", "model", "sdk"},
     "embedded": {"errors", "model", "config", "runtime", "egress.operating"},
     # `tidebox.run`: by the engine of this process, or on a server.
     "entry": {"model", "config", "embedded", "sdk"},
-    "logs": set(),
+    "logs": {"lean"},
+    # How libraries are imported.
+    "lean": set(),
     "data_dir": {"errors", "model"},
     # The runtime, pool and driver are put together in one place, for the server and without one.
     "server": {

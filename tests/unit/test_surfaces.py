@@ -21,6 +21,7 @@ from tidebox.api.health import Health
 from tidebox.api.mcp import McpSurface, ProtocolServer
 from tidebox.api.metrics import Levels, Metrics
 from tidebox.api.middleware import BodyLimit, RequestLog
+from tidebox.api.parts import RestParts
 from tidebox.api.rates import RateLimiter
 from tidebox.api.services import Services
 from tidebox.api.surface import Surface, find_surface
@@ -55,6 +56,7 @@ def services(tmp_path: Path) -> Services:
             languages={"python": "host"},
             known_languages=BUILT_IN,
             broker=SimpleNamespace(taken_up=asyncio.Event()),
+            sandboxes=SimpleNamespace(opened=asyncio.Event()),
         ),
     )
 
@@ -72,6 +74,7 @@ def services(tmp_path: Path) -> Services:
         ("/api/v1/sandbox/sessions/ses-1/files", "rest", True, FILES + 4 * MIB),
         ("/api/v1/sandbox/sessions/ses-1/files/a", "rest", True, SMALL),
         ("/api/v1/sandbox/health", "rest", True, SMALL),
+        ("/api/v1/sandbox/admin/usage", "rest", True, SMALL),
         ("/api/v1/sandbox/health/public", "rest", False, SMALL),
         ("/v1/sandbox/sessions", "access", True, SMALL),
         ("/v1/sandbox/keys/rotate", "access", True, SMALL),
@@ -142,3 +145,47 @@ async def test_a_protocol_is_added_by_a_value(services: Services) -> None:
         assert await answer("/long", 2 * SMALL, key) == (200, "new")
         assert await answer("/long", 2 * SMALL + 1, {}) == (413, "NEW_payload_too_large")
         assert (await client.get("/nothing", headers=key)).json()["error"]["code"] == "not_found"
+
+
+async def test_routes_are_loaded_by_surface_and_described_together(services: Services) -> None:
+    loaded: list[str] = []
+
+    def routed(name: str, *, first: bool = False) -> Surface:
+        def routes() -> Any:
+            from fastapi import APIRouter
+
+            loaded.append(name)
+            router = APIRouter()
+            router.add_api_route(f"/{name}/it", lambda: name)
+            return router
+
+        return Surface(
+            name=name, matches=lambda scope: scope["path"].startswith(f"/{name}/"), routes=routes, first=first
+        )
+
+    given = [routed("late"), routed("early", first=True), Surface(name="rest", matches=lambda scope: True)]
+    parts = RestParts(services, given)
+    app = RequestLog(Front(services, parts), services.metrics, parts.surfaces)
+    key = {"X-API-KEY": KEY}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://server", headers=key) as client:
+        await parts.load_first()
+        assert loaded == ["early"]
+        assert (await client.get("/early/it")).json() == "early"
+        assert (await client.get("/early/none")).json()["error"]["code"] == "not_found"
+        assert loaded == ["early"]
+        # The other is loaded by a request for it, and by one for the description of all.
+        document = (await client.get("/openapi.json")).json()
+        assert set(document["paths"]) == {"/early/it", "/late/it"}
+        assert (await client.get("/late/it")).json() == "late"
+        assert (await client.post("/late/it")).status_code == 405
+        assert (await client.get("/none")).json()["error"]["code"] == "not_found"
+        await parts.load()
+        assert loaded == ["early", "late"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/sandbox/sessions", "/sandbox/acquire", "/.well-known/jwks.json", "/v1/exec", "/ws/sb-1"]
+)
+async def test_what_uses_tokens_waits_until_there_are_keys(services: Services, path: str) -> None:
+    surface = find_surface(all_surfaces(services, NO_MCP), {"type": "http", "path": path, "headers": []})
+    assert surface.ready is services.sandboxes.opened

@@ -5,17 +5,14 @@ It knows no protocol: those are the values of ``surfaces``.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from http import HTTPStatus
 
 from tidebox.api import problems
 from tidebox.api.asgi import App, Receive, Scope, Send, context_of
-from tidebox.api.deferred import Deferred
 from tidebox.api.mcp import MakeMcp, McpSurface
 from tidebox.api.middleware import BodyLimit, OriginGuard, RequestLog
+from tidebox.api.parts import RestParts
 from tidebox.api.services import Services
-from tidebox.api.surface import Surface
 from tidebox.api.surfaces import all_surfaces
 from tidebox.errors import NotFound
 
@@ -56,14 +53,18 @@ class Front:
 class Application:
     """The whole server as an ASGI app."""
 
-    def __init__(self, app: App, rest: Deferred, mcp: McpSurface) -> None:
+    def __init__(self, app: App, rest: RestParts, mcp: McpSurface) -> None:
         self._app = app
         self._rest = rest
         self._mcp = mcp
 
-    def load(self) -> asyncio.Future[App]:
-        """Begin to load what was left for after the start."""
-        return self._rest.load()
+    async def load_first(self) -> None:
+        """Load what was left for after the start and is wanted first."""
+        await self._rest.load_first()
+
+    async def load(self) -> None:
+        """Load all that was left for after the start; otherwise the first request for each part of it does."""
+        await self._rest.load()
 
     async def close(self) -> None:
         """End what would go on although its requests are over."""
@@ -84,17 +85,9 @@ def create_app(services: Services, make_mcp: MakeMcp) -> Application:
         await application(scope, receive, send)
 
     mcp = McpSurface(lambda: make_mcp(itself))
-    surfaces = all_surfaces(services, mcp)
-    rest = Deferred(lambda: _make_rest(services, surfaces))
+    rest = RestParts(services, all_surfaces(services, mcp))
     app: App = Front(services, rest)
     app = BodyLimit(app, settings.max_body_bytes)
     app = OriginGuard(app, allowed=settings.allowed_origins, public_url=settings.public_url)
-    application = Application(RequestLog(app, services.metrics, surfaces), rest, mcp)
+    application = Application(RequestLog(app, services.metrics, rest.surfaces), rest, mcp)
     return application
-
-
-def _make_rest(services: Services, surfaces: Sequence[Surface]) -> App:
-    from tidebox.api.rest import make_rest
-
-    rest: App = make_rest(services, surfaces)
-    return rest

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 
 from tidebox.api.surface import Surface
 
@@ -16,13 +17,13 @@ _SCHEMES = {
 }
 
 
-def describe(rest: FastAPI, surfaces: Sequence[Surface]) -> None:
-    """Let ``rest`` describe itself completely, and every other surface as well."""
+def describe(rest: FastAPI, routes: Sequence[BaseRoute], surfaces: Sequence[Surface]) -> None:
+    """Let ``rest`` describe these routes, and every surface that has none as well."""
 
     def openapi() -> dict[str, Any]:
         if rest.openapi_schema is None:
             rest.openapi_schema = _completed(
-                get_openapi(title=rest.title, version=rest.version, description=rest.description, routes=rest.routes),
+                get_openapi(title=rest.title, version=rest.version, description=rest.description, routes=routes),
                 surfaces,
             )
         return rest.openapi_schema

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from tidebox.lean import deferred_models
+
+with deferred_models():  # those of the description, whose validators are never used
+    from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -22,18 +25,23 @@ from tidebox.errors import TideboxError
 _MAX_FIELDS = 32
 
 
-def make_rest(services: Services, surfaces: Sequence[Surface]) -> FastAPI:
-    """The app of all REST routes."""
+def make_part(services: Services, surface: Surface) -> FastAPI:
+    """The app of one surface's routes, without a description."""
+    part = bare_rest(described=False)
+    part.state.services = services
+    assert surface.routes is not None
+    part.include_router(surface.routes())
+    return part
+
+
+def make_rest(parts: Sequence[FastAPI], surfaces: Sequence[Surface]) -> FastAPI:
+    """The app of paths that are no surface's, and of the description of all that are."""
     rest = bare_rest()
-    rest.state.services = services
-    for surface in surfaces:
-        if surface.routes is not None:
-            rest.include_router(surface.routes())
-    describe(rest, surfaces)
+    describe(rest, [route for part in parts for route in part.routes], surfaces)
     return rest
 
 
-def bare_rest() -> FastAPI:
+def bare_rest(*, described: bool = True) -> FastAPI:
     """An app without routes, whose errors come in the envelope."""
     rest = FastAPI(
         title="Tidebox",
@@ -41,6 +49,7 @@ def bare_rest() -> FastAPI:
         description="Runs untrusted code in fresh, isolated boxes.",
         docs_url=None,
         redoc_url=None,
+        openapi_url="/openapi.json" if described else None,
     )
     rest.add_exception_handler(TideboxError, _on_known)
     rest.add_exception_handler(RequestValidationError, _on_invalid)

@@ -21,7 +21,7 @@ READ_METHODS = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
-    """One protocol. It has an app of its own, or routes in the REST app that such surfaces share."""
+    """One protocol. It has an app of its own, or routes that FastAPI makes one of."""
 
     name: str
     """In metrics and in the audit log."""
@@ -29,7 +29,9 @@ class Surface:
     """Whether a request is for it; the first surface of the list that says so is asked."""
     app: App | None = None
     routes: Callable[[], APIRouter] | None = None
-    """Its routes in the REST app. Called in a thread, once: it may load FastAPI."""
+    """Its routes. Called in a thread, once: it may load FastAPI."""
+    first: bool = False
+    """Whether its routes are loaded before those of other surfaces."""
     kinds: frozenset[str] = frozenset({"http"})
     """Of requests: ``http``, ``websocket``."""
     methods: Sequence[str] | None = None

@@ -33,7 +33,8 @@ def all_surfaces(services: Services, mcp: McpSurface) -> Sequence[Surface]:
         mcp.as_surface(services.settings),
         interpreter.make_stream_surface(services),
         dataplane.make_surface(services),
-        access.make_surface(),
+        access.make_surface(services),
+        interpreter.make_admin_surface(services),
         interpreter.make_surface(services),
         # The OpenAPI document, and paths that are nobody's.
         Surface(name="rest", matches=lambda scope: True),

@@ -63,6 +63,8 @@ class Sandboxes(Gate):
         self._audit = audit
         self._load_keys = keys
         self._keys: KeyRing | None = None
+        self.opened = asyncio.Event()
+        """Set once there are keys to make tokens with."""
         self._capabilities = capabilities
         self._bind_address = bind_address
         self.granted = 0
@@ -79,10 +81,14 @@ class Sandboxes(Gate):
         return self._keys
 
     async def start(self) -> None:
-        """Be ready."""
-        self._keys = await asyncio.to_thread(self._load_keys)
+        """Take up the bindings that an earlier server left."""
         await self.bindings.start()
+
+    async def open(self) -> None:
+        """Be ready to grant, and to let in; cryptography is loaded for it."""
+        self._keys = await asyncio.to_thread(self._load_keys)
         self._reaper.start()
+        self.opened.set()
 
     async def close(self) -> None:
         """Let go of everything."""

@@ -26,7 +26,7 @@ def command(host: str | None, port: int | None, data_dir: Path | None) -> None:
     """
     # Until the server is up: what is loaded is no garbage, and looking through it takes a tenth of the start.
     gc.disable()
-    from tidebox import server
+    from tidebox import logs, server  # noqa: F401
     from tidebox.config import load_settings
 
     given = {"host": host, "port": port, "data_dir": data_dir}

@@ -20,6 +20,7 @@ from tidebox.errors import (
     PayloadTooLarge,
     QuotaExceeded,
     RateLimited,
+    RuntimeUnavailable,
     TideboxError,
     Unauthorized,
 )
@@ -162,6 +163,7 @@ _ADVICE: tuple[tuple[type[TideboxError], str], ...] = (
     (RateLimited, "Wait a moment; release sandboxes that are not needed any more."),
     (SandboxRecreated, "Write the files again, then repeat the call."),
     (Expired, "Call environment_acquire again; the files are gone."),
+    (RuntimeUnavailable, "Call again without runtime; if that fails too, the user has to see to the server."),
     (Conflict, "Look at the state it is in, then decide."),
     (ServerUnreachable, "The Tidebox server has to be started, or its address corrected, by the user."),
     (ConnectionLost, "The program may have been ended by that. Call again."),

@@ -46,13 +46,13 @@ async def read(client: AsyncInterpreter, uri: str) -> ReadResourceResult:
         raise NotFound("there are tidebox://runs/{id}/log and tidebox://runs/{id}/artifacts/{path}")
     run_id, path = unquote(match[1]), match[3]
     if path is None:
-        return ReadResourceResult(contents=[_contents(uri, _end_of(await client.read_log(run_id)), "text/plain")])
+        return ReadResourceResult(contents=[contents(uri, _end_of(await client.read_log(run_id)), "text/plain")])
     try:
         data = await client.download_artifact(run_id, unquote(path), max_bytes=MAX_BYTES)
     except PayloadTooLarge:
         where = f"/api/v1/sandbox/runs/{run_id}/artifacts/{path}"
         raise PayloadTooLarge(f"it has more than {MAX_BYTES} bytes; download it from the server at {where}") from None
-    return ReadResourceResult(contents=[_contents(uri, data, picture_type(data))])
+    return ReadResourceResult(contents=[contents(uri, data, picture_type(data))])
 
 
 def _end_of(log: bytes) -> bytes:
@@ -63,9 +63,12 @@ def _end_of(log: bytes) -> bytes:
     return b"[... %d bytes before this are left out ...]\n" % (len(log) - len(kept)) + kept
 
 
-def _contents(uri: str, data: bytes, kind: str | None) -> TextResourceContents | BlobResourceContents:
-    try:
-        return TextResourceContents(uri=uri, text=data.decode(), mime_type=kind or "text/plain")
-    except UnicodeDecodeError:
-        encoded = base64.b64encode(data).decode("ascii")
-        return BlobResourceContents(uri=uri, blob=encoded, mime_type=kind or "application/octet-stream")
+def contents(uri: str, data: bytes, kind: str | None) -> TextResourceContents | BlobResourceContents:
+    """What a resource holds: text, or bytes. A picture is no text, even where its bytes would be."""
+    if kind is None or kind.startswith("text/"):
+        try:
+            return TextResourceContents(uri=uri, text=data.decode(), mime_type=kind or "text/plain")
+        except UnicodeDecodeError:
+            kind = None
+    encoded = base64.b64encode(data).decode("ascii")
+    return BlobResourceContents(uri=uri, blob=encoded, mime_type=kind or "application/octet-stream")

@@ -28,22 +28,32 @@ _MAX_ARTIFACTS = 50
 _MAX_PICTURES = 8
 _PICTURES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
-_WORDS: dict[str, str] = {
+WORDS: dict[str, str] = {
     Reason.EXIT_ZERO.value: "the program ended by itself",
     Reason.EXIT_NONZERO.value: "the program ended with an error; see stderr",
     Reason.SIGNALED.value: "the program was killed by a signal",
     Reason.STARTUP_TIMEOUT.value: "the sandbox did not start in time; try again",
     Reason.EXECUTION_TIMEOUT.value: "the program ran out of time and was killed; give a larger timeout_sec",
     Reason.CANCELED_BY_USER.value: "the call was cancelled and the program killed",
+    Reason.SESSION_EXPIRED.value: "the session of the run expired; run in a fresh workspace, with base_image",
+    Reason.SESSION_DELETED.value: "the session of the run was deleted; run in a fresh workspace, with base_image",
     Reason.OOM_KILLED.value: "the program used more memory than it may and was killed; use less",
     Reason.PIDS_LIMIT_EXCEEDED.value: "the program started more processes than it may",
+    Reason.LOG_CAP_EXCEEDED.value: "the program printed more than it may and was killed; print less",
     Reason.QUEUE_TTL_EXPIRED.value: "the server was too busy to start the program; try again later",
+    Reason.IMAGE_PULL_FAILED.value: 'the image cannot be used; "host" always can',
+    Reason.PROVISION_FAILED.value: "what the program needs could not be prepared; correct that and call again",
     Reason.COMPILE_FAILED.value: "the program could not be compiled; see stderr",
     Reason.COMPILE_TIMEOUT.value: "compiling the program took too long; make it smaller",
     Reason.EXEC_FAILED.value: "the program could not be started; is the command right?",
+    Reason.POLICY_DENIED.value: "the server's policy does not allow this; ask for less",
+    Reason.RUNTIME_UNAVAILABLE.value: "the runtime does not work on the server; leave runtime out",
+    Reason.RUNTIME_ERROR.value: "the sandbox failed; try again",
+    Reason.NODE_LOST.value: "the server that ran the program was lost; try again",
     Reason.SERVER_SHUTDOWN.value: "the server was stopped before the program ended; try again",
     Reason.SERVER_RESTARTED.value: "the server was restarted before the program ended; try again",
 }
+"""How a model is told why a run ended, and what to do about it."""
 _RAN = frozenset(
     reason.value
     for reason in (
@@ -213,7 +223,7 @@ async def _answer(client: AsyncInterpreter, ended: _Ended, *, captured: bool, ow
 
 
 def _reason(end: RunEnd) -> str:
-    words = _WORDS.get(end.reason_code or "", (end.reason_code or end.phase.value).replace("_", " "))
+    words = WORDS.get(end.reason_code or "", (end.reason_code or end.phase.value).replace("_", " "))
     if end.message and end.message != end.reason_code:
         words = f"{words} ({end.message})"
     return words

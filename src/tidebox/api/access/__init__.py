@@ -11,10 +11,12 @@ from tidebox.protocols.access import JWKS, NEGOTIATION_PREFIX, PREFIX, REFRESH
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
+    from tidebox.api.services import Services
+
 _PREFIXES = (f"{PREFIX}/", f"{NEGOTIATION_PREFIX}/")
 
 
-def make_surface() -> Surface:
+def make_surface(services: Services) -> Surface:
     """The protocols as the front sees them."""
     return Surface(
         name="access",
@@ -24,6 +26,7 @@ def make_surface() -> Surface:
         needs_credential=lambda path: path not in (JWKS, REFRESH),
         dialect=dialect_of,
         describe=_describe,
+        ready=services.sandboxes.opened,
     )
 
 

@@ -31,7 +31,7 @@ def make_surface(services: Services) -> Surface:
             UPLOAD_PATH: None,
         },
         describe=_describe,
-        ready=services.broker.taken_up,
+        ready=services.sandboxes.opened,
     )
 
 

@@ -31,6 +31,8 @@ def make_surface(services: Services) -> Surface:
         name="rest",
         matches=lambda scope: paths.is_service(scope["path"]),
         routes=_make_router,
+        # What most clients ask for first.
+        first=True,
         needs_credential=lambda path: path != paths.PUBLIC_HEALTH,
         body_limits={
             # Files and input are within its JSON.
@@ -39,6 +41,16 @@ def make_surface(services: Services) -> Surface:
             paths.UPLOAD_PATH: settings.max_upload_mb * MIB + _FORM_BYTES,
         },
         describe=lambda document: _describe(document, services),
+        ready=services.broker.taken_up,
+    )
+
+
+def make_admin_surface(services: Services) -> Surface:
+    """What an admin sees, apart from the rest of the service: few servers are ever asked for it."""
+    return Surface(
+        name="rest",
+        matches=lambda scope: paths.is_admin(scope["path"]),
+        routes=_make_admin_router,
         ready=services.broker.taken_up,
     )
 
@@ -60,12 +72,23 @@ def _make_router() -> APIRouter:
     from fastapi import APIRouter, Depends
 
     from tidebox.api.common import once_each
-    from tidebox.api.interpreter import admin, artifacts, files, health, logs, me, runs, runtimes, sessions
+    from tidebox.api.interpreter import artifacts, files, health, logs, me, runs, runtimes, sessions
 
     router = APIRouter(prefix=paths.PREFIX)
-    for part in (runtimes, me, sessions, runs, logs, artifacts, admin, health):
+    for part in (runtimes, me, sessions, runs, logs, artifacts, health):
         router.include_router(part.router, dependencies=[Depends(once_each)])
     router.include_router(files.router)
+    return router
+
+
+def _make_admin_router() -> APIRouter:
+    from fastapi import APIRouter, Depends
+
+    from tidebox.api.common import once_each
+    from tidebox.api.interpreter import admin
+
+    router = APIRouter(prefix=paths.PREFIX)
+    router.include_router(admin.router, dependencies=[Depends(once_each)])
     return router
 
 

@@ -6,6 +6,7 @@ import re
 
 PREFIX = "/api/v1/sandbox"
 PUBLIC_HEALTH = f"{PREFIX}/health/public"
+_ADMIN = f"{PREFIX}/admin/"
 STREAM = PREFIX + "/runs/{run_id}/stream"
 RUNS_PATH = re.compile(f"{PREFIX}/runs")
 UPLOAD_PATH = re.compile(f"{PREFIX}/sessions/[^/]+/files")
@@ -16,6 +17,11 @@ _STREAM_PATH = re.compile(f"{PREFIX}/runs/([^/]+)/stream")
 def is_service(path: str) -> bool:
     """Whether a path may be one of the service."""
     return path.startswith("/api/")
+
+
+def is_admin(path: str) -> bool:
+    """Whether a path may be one of those for admins."""
+    return path.startswith(_ADMIN)
 
 
 def run_of_stream(path: str) -> str | None:

@@ -46,6 +46,19 @@ async def test_a_terminal_survives_a_reload_and_there_may_be_several(visit: Visi
     await expect(page.get_by_role("table", name="Processes")).to_contain_text("bash")
 
 
+async def test_what_was_asked_before_a_reload_is_not_answered_again(visit: Visit) -> None:
+    page, terminal = await new_sandbox(visit)
+    # Where the cursor is: the terminal answers as if it had been typed.
+    await page.keyboard.type("printf '\\033[6n'; read -s -d R place; echo told $?; cat -v\n")
+    await expect(terminal).to_contain_text("told 0")
+    await page.reload()
+    await expect(terminal).to_contain_text("told 0")
+    await terminal.click()
+    await page.keyboard.type("as typed\n")
+    await expect(terminal).to_contain_text(re.compile(r"as typed[\s\S]*as typed"))
+    await expect(terminal).not_to_contain_text("^[[")
+
+
 async def test_full_screen_programs_and_resizing(visit: Visit) -> None:
     page, terminal = await new_sandbox(visit)
     await page.keyboard.type("vim -u NONE tide.txt\n")

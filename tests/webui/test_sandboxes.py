@@ -23,6 +23,14 @@ async def new_sandbox(visit: Visit) -> tuple[Page, Locator]:
     return page, terminal
 
 
+async def test_what_runs_is_shown_when_a_shell_was_opened(visit: Visit) -> None:
+    page, _ = await new_sandbox(visit)
+    processes = page.get_by_role("table", name="Processes")
+    await expect(processes).to_contain_text("bash")
+    await page.get_by_role("button", name="New shell").click()
+    await expect(processes.get_by_text("bash")).to_have_count(2)
+
+
 async def test_a_terminal_survives_a_reload_and_there_may_be_several(visit: Visit) -> None:
     page, terminal = await new_sandbox(visit)
     await page.keyboard.type("export TIDE=ebb; echo $((6*7))-one\n")

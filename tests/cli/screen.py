@@ -91,6 +91,11 @@ class Screen:
         """What is on the screen, lines that were wrapped put together, without empty ones."""
         return [line.rstrip() for line in self._tmux("capture-pane", "-p", "-J").splitlines() if line.strip()]
 
+    def modes(self) -> str:
+        """Whether the other screen is shown, the mouse is reported, there is a cursor, keys are those of a keypad."""
+        wanted = ("alternate_on", "mouse_any_flag", "cursor_flag", "keypad_cursor_flag", "keypad_flag")
+        return self._tmux("display-message", "-p", "".join(f"#{{{name}}}" for name in wanted)).strip()
+
     def wait_for(self, begin: str = "", *, end: str = "") -> list[str]:
         """The screen, once a line of it begins and ends with these texts."""
         return self.wait_until(

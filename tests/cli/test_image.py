@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -35,6 +36,16 @@ def test_import_list_remove(tmp_path: Path, data_dir: Path) -> None:
     assert tidebox_image(data_dir, "remove", "my/app:1").returncode == 0
     assert b"my/app:1" not in tidebox_image(data_dir, "list").stdout
     assert os.listdir(data_dir / "images" / "rootfs") == []
+
+
+def test_answers_and_errors_as_json(data_dir: Path) -> None:
+    tidebox_image(data_dir, "import", "app", "-", stdin=tar([file("f")]))
+    assert json.loads(tidebox_image(data_dir, "remove", "--json", "app").stdout) == {"removed": ["app"]}
+    assert json.loads(tidebox_image(data_dir, "prune", "--json").stdout) == {"removed": [], "size": 0}
+    for words in (("remove", "app"), ("show", "app")):
+        done = tidebox_image(data_dir, words[0], "--json", *words[1:])
+        assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (2, "unknown_image")
+        assert "app" in error_line(done)
 
 
 def test_import_from_standard_input(data_dir: Path) -> None:

@@ -30,6 +30,7 @@ NAMING_NOTHING = {
 }
 NAMING_SOMETHING = {
     "run --session": ["run", "--server", "--session", "no-such", "-c", "1"],
+    "runs list --session": ["runs", "list", "--session", "no-such"],
     "runs show": ["runs", "show", "no-such"],
     "runs logs": ["runs", "logs", "no-such"],
     "runs logs -f": ["runs", "logs", "-f", "no-such"],
@@ -97,7 +98,7 @@ def test_no_such_thing(running_server: RunningServer, typed: Typed, words: list[
     code, out, err = typed(words, running_server.url, running_server.key)
     assert (code, out) == (2, "")
     assert "no such" in one_line(err) or "'no-such'" in err
-    assert words[0] == "run" or f"tidebox {words[0]} list" in err
+    assert f"tidebox {'sessions' if '--session' in words else words[0]} list" in err
 
 
 @pytest.mark.parametrize("words", [ALL["runs show"], ALL["sandbox exec"], ALL["top"]])
@@ -105,6 +106,45 @@ def test_an_error_as_json(typed: Typed, words: list[str]) -> None:
     code, out, err = typed([*words[:2], "--json", *words[2:]], "http://127.0.0.1:1", "a-key")
     assert (code, json.loads(out)["error"]["code"]) == (2, "server_unreachable")
     one_line(err)
+
+
+def test_a_profile_that_is_not_there(typed: Typed) -> None:
+    for words in ("runs list --profile no", "run --profile no -c 1", "profiles --use no"):
+        code, out, err = typed(words.split(), "http://127.0.0.1:1", None)
+        assert (code, out) == (2, "")
+        assert "tidebox profiles" in one_line(err)
+        assert "list" not in err
+
+
+def test_a_part_that_is_not_there(running_server: RunningServer, typed: Typed, tmp_path: Path) -> None:
+    """What is missing is named, and the advice is about that, not about what it would be a part of."""
+    remote = Remote.of(running_server, tmp_path)
+    run = remote.text("run", "--server", "--detach", "-c", "1")
+    session = remote.text("sessions", "create")
+    box = remote.text("sandbox", "create")
+    expected = {
+        ("runs", "artifacts", run, "no-such"): f"tidebox runs artifacts {run}",
+        ("sessions", "download", session, "no-such"): f"tidebox sessions files {session}",
+        ("sandbox", "cp", f"{box}:no-such", "."): f"{box} has no file 'no-such'",
+        ("sandbox", "watch", box, "no-such"): f"{box} has no file 'no-such'",
+        ("sandbox", "attach", box, "no-such"): "told when it was left",
+    }
+    for words, said in expected.items():
+        code, out, err = typed([*words], running_server.url, running_server.key)
+        assert (code, out) == (2, "")
+        assert said in one_line(err)
+        assert f"{words[0]} list" not in err
+    remote("sandbox", "rm", box)
+    remote("sessions", "rm", session)
+
+
+def test_one_of_several_that_is_not_there(running_server: RunningServer, typed: Typed, tmp_path: Path) -> None:
+    remote = Remote.of(running_server, tmp_path)
+    run = remote.text("run", "--server", "--detach", "-c", "import time; time.sleep(60)")
+    code, out, err = typed(["runs", "cancel", run, "no-such"], running_server.url, running_server.key)
+    assert code == 2
+    assert out.startswith(f"{run} "), "what was done before is told"
+    assert "no-such" in one_line(err)
 
 
 def test_what_is_no_address(typed: Typed) -> None:

@@ -17,9 +17,13 @@ from tests.api.conftest import RunningServer
 from tests.cli.command import TIDEBOX
 from tests.cli.remote import Remote
 from tests.cli.screen import Screen
-from tidebox.cli.terminal import Keys, without_questions
+from tidebox.cli.modes import Modes
+from tidebox.cli.terminal import Keys, replayed
 
 StartServer = Callable[..., RunningServer]
+
+AS_IT_WAS = "00100"
+"""The modes of a terminal in which nothing runs: its own screen, a cursor, and nothing else."""
 
 
 @pytest.fixture
@@ -48,8 +52,25 @@ def open_shell(screen: Screen, name: str) -> None:
     screen.wait_for("there$")
 
 
+def open_editor(screen: Screen) -> None:
+    """An editor that fills the screen and takes the mouse."""
+    screen.type("vim --clean -c 'set mouse=a'")
+    screen.wait_until(lambda lines: lines.count("~") > 5, "empty file")
+    assert screen.modes() != AS_IT_WAS
+
+
+def leave(screen: Screen) -> str:
+    """Leave what runs; the id to come back with."""
+    screen.press("C-]", "d")
+    line = next(line for line in screen.wait_for("tidebox: left") if line.startswith("tidebox: left"))
+    process = re.search(r"proc-\w+", line)
+    assert process is not None
+    return process[0]
+
+
 def see_that_it_is_ours_again(screen: Screen, code: int) -> None:
     """The command ended with that exit code, and left the terminal as it was."""
+    assert screen.modes() == AS_IT_WAS
     screen.type("code=$?; clear; echo code $code raw $(stty -a | grep -c -e -icanon)")
     screen.wait_for(f"code {code} raw 0")
 
@@ -98,13 +119,10 @@ def test_leave_and_come_back(screen: Screen, box: str) -> None:
     screen.type("x=kept; sleep 1 && echo came later &")
     screen.type("printf '\\033[6n'")
     time.sleep(0.3)
-    screen.press("C-]", "d")
-    line = next(line for line in screen.wait_for("tidebox: left") if line.startswith("tidebox: left"))
-    process = re.search(r"proc-\w+", line)
-    assert process is not None
+    process = leave(screen)
     see_that_it_is_ours_again(screen, 0)
     time.sleep(1)
-    screen.run([TIDEBOX, "sandbox", "attach", box, process[0]])
+    screen.run([TIDEBOX, "sandbox", "attach", box, process])
     screen.wait_for(end="came later")
     screen.press("C-c")
     screen.wait_for_prompt("there$")
@@ -117,6 +135,27 @@ def test_leave_and_come_back(screen: Screen, box: str) -> None:
     screen.wait_for_prompt("there$")
     screen.type("exit")
     screen.wait_for("here$")
+
+
+def test_an_editor_is_left_and_found_again(screen: Screen, box: str) -> None:
+    open_shell(screen, box)
+    open_editor(screen)
+    screen.press("i", "high tide", "Escape")
+    screen.wait_for("high tide")
+    process = leave(screen)
+    see_that_it_is_ours_again(screen, 0)
+    # In a window of another size: what the editor set for the old one does not hold.
+    screen.resize(40, 90)
+    screen.run([TIDEBOX, "sandbox", "attach", box, process])
+    screen.wait_until(lambda lines: "high tide" in lines and lines.count("~") > 30, "editor in its new size")
+    screen.type(":q!")
+    screen.wait_for_prompt("there$")
+    screen.type("clear; seq 100; stty size")
+    lines = screen.wait_until(lambda lines: lines[-2:] == ["40 90", "there$"], "end of the numbers")
+    assert lines[:-2] == [str(number) for number in range(63, 101)], "all of the screen scrolls"
+    screen.type("exit")
+    screen.wait_for("here$")
+    see_that_it_is_ours_again(screen, 0)
 
 
 def test_a_terminal_that_is_stopped_and_goes_on(screen: Screen, box: str) -> None:
@@ -142,6 +181,7 @@ def test_the_server_is_restarted_in_the_middle(start_server: StartServer, tmp_pa
     box = remote.text("sandbox", "create", "box")
     with Screen(tmp_path, remote.env) as screen:
         open_shell(screen, box)
+        open_editor(screen)
         server.stop(signal.SIGKILL)
         start_server("--port", str(server.address[1]), data_dir=server.data_dir)
         screen.wait_for("tidebox: the sandbox")
@@ -167,7 +207,32 @@ def test_keys_for_us_and_for_the_program() -> None:
 
 def test_what_a_terminal_would_answer() -> None:
     asked = b"\x1b[6n\x1b[c\x1b[>0c\x1b[?25$p\x1b]11;?\x07\x1b]10;?\x1b\\\x1bP+q544e\x1b\\\x1b[18t"
-    assert without_questions(b"a" + asked + b"b\x1b[1;31mred\x1b[0m\x1b[2J") == b"ab\x1b[1;31mred\x1b[0m\x1b[2J"
+    assert replayed(b"a\x1b[1;20r" + asked + b"b\x1b[1;31mred\x1b[0m\x1b[2J") == b"ab\x1b[1;31mred\x1b[0m\x1b[2J"
+
+
+CHANGES = [
+    (
+        b"\x1b[?1049h\x1b[?1h\x1b=\x1b[1;24r\x1b[?1000;1006h\x1b[?25l",
+        b"\x1b[?1049l\x1b[?1l\x1b[?1000l\x1b[?1006l\x1b[?25h\x1b7\x1b[r\x1b8\x1b>",
+    ),
+    (b"\x1b[?2004h there$ \x1b[?2004l", b""),
+    (b"\x1b[1;31mred", b"\x1b[m"),
+    (b"\x1b[1;31mred\x1b[0m\x1b[31m\x1b[m", b""),
+    (b"\x1b[>4;2m\x1b[2 q\x1b(0", b"\x1b[>4m\x1b[0 q\x1b(B"),
+    (b"\x1b[>4;2m\x1b[>4m\x1b[2 q\x1b[ q\x1b(0\x1b(B", b""),
+    (b"\x1b[?1049h\x1b[?25l\x1bc", b""),
+    (b"no escape \x1b[2J\x1b[6n\x1b]0;title\x07\x1b[?12h\x1b[34h", b""),
+]
+
+
+@pytest.mark.parametrize(("output", "back"), CHANGES)
+def test_what_a_program_changed_is_changed_back(output: bytes, back: bytes) -> None:
+    for cut in range(len(output) + 1):
+        modes = Modes()
+        modes.see(output[:cut])
+        modes.see(output[cut:])
+        assert modes.undo() == back, cut
+        assert modes.undo() == b""
 
 
 def test_the_terminal_of_a_killed_test_is_not_left_behind(tmp_path: Path) -> None:

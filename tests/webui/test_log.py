@@ -157,6 +157,56 @@ async def test_a_lost_connection_is_made_again_where_it_was(visit: Visit) -> Non
     await expect(page.get_by_role("status", name="Status")).to_contain_text("killed")
 
 
+@pytest.fixture(scope="module")
+def unsigned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that gives no signed URLs, so a page cannot open a socket for a log."""
+    running = start(tmp_path_factory.mktemp("unsigned"), ws_signed_urls="false", rate_limit="off")
+    yield running
+    finish(running)
+
+
+async def test_a_log_is_live_also_without_signed_urls(browser: Browser, unsigned: RunningServer) -> None:
+    async with visiting(browser, unsigned) as visit:
+        page = await visit.sign_in()
+        await page.get_by_role("button", name="Options").click()
+        await page.get_by_label("Send input while it runs").check()
+        code = "import sys, time\nprint('först', flush=True)\nprint('bad', file=sys.stderr)\ntime.sleep(60)"
+        await visit.run(code)
+        log = page.get_by_role("log")
+        await expect(log).to_have_text("först\nbad")
+        await expect(log.locator(".err")).to_have_text("bad")
+        await expect(page.get_by_role("status", name="Status")).to_have_text("running")
+        await page.get_by_label("Input", exact=True).fill("in vain")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("SANDBOX_WS_SIGNED_URLS")).to_be_visible()
+        await page.get_by_role("button", name="Cancel").click()
+        await expect(page.get_by_role("status", name="Status")).to_contain_text("killed")
+        await expect(log).to_have_text("först\nbad")
+
+
+async def test_a_log_without_signed_urls_goes_on_where_it_was(browser: Browser, unsigned: RunningServer) -> None:
+    with Service.of(unsigned) as service:
+        run_id = service.run(["sh", "-c", "for n in 1 2 3 4; do echo $n; done"])["run_id"]
+    asked: list[str] = []
+
+    async def cut(route: Route) -> None:
+        asked.append(route.request.url)
+        if len(asked) > 1:
+            await route.continue_()
+            return
+        whole = await route.fetch()
+        # In the middle of a line.
+        text = await whole.text()
+        await route.fulfill(response=whole, body=text[: text.index('"data":"1') + 20])
+
+    async with visiting(browser, unsigned) as visit:
+        await visit.page.route("**/logs?follow=true*", cut)
+        page = await visit.sign_in(path=f"sandbox/runs/{run_id}")
+        await expect(page.get_by_role("log")).to_have_text("1\n2\n3\n4")
+        await expect(page.get_by_text("The connection was lost")).to_be_hidden()
+    assert len(asked) == 2
+
+
 async def test_entries_that_nobody_has_are_a_visible_gap(browser: Browser, server: RunningServer) -> None:
     with Service.of(server) as service:
         run_id = service.run(["sh", "-c", "echo one; sleep 0.2; echo two"])["run_id"]

@@ -81,6 +81,24 @@ async def test_a_program_gets_input_while_it_runs(visit: Visit) -> None:
     await expect(page.get_by_role("status", name="Status")).to_contain_text("completed")
 
 
+async def test_a_run_that_was_started_elsewhere_gets_input_too(visit: Visit) -> None:
+    code = "for line in open(0): print('got', line.strip(), flush=True)\nprint('over')"
+    with Service.of(visit.server) as service:
+        run_id = service.start(["python3", "-c", code], spec_version="1.1", interactive=True)
+        quiet_id = service.start(["sleep", "60"])
+    page = await visit.sign_in(path=f"sandbox/runs/{quiet_id}")
+    await expect(page.get_by_role("status", name="Status")).to_have_text("running")
+    await expect(page.get_by_label("Input", exact=True)).to_have_count(0)
+    await page.get_by_role("button", name="Cancel").click()
+    await visit.open(f"sandbox/runs/{run_id}")
+    await page.get_by_label("Input", exact=True).fill("tide")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("log")).to_have_text("got tide")
+    await page.get_by_role("button", name="End of input").click()
+    await expect(page.get_by_role("log")).to_have_text("got tide\nover")
+    await expect(page.get_by_role("status", name="Status")).to_contain_text("completed")
+
+
 async def test_ctrl_enter_runs_and_escape_tab_leaves_the_editor(visit: Visit) -> None:
     page = await visit.sign_in()
     await visit.write("print(6 * 7)")

@@ -23,6 +23,14 @@ async def new_sandbox(visit: Visit) -> tuple[Page, Locator]:
     return page, terminal
 
 
+async def test_what_runs_is_shown_when_a_shell_was_opened(visit: Visit) -> None:
+    page, _ = await new_sandbox(visit)
+    processes = page.get_by_role("table", name="Processes")
+    await expect(processes).to_contain_text("bash")
+    await page.get_by_role("button", name="New shell").click()
+    await expect(processes.get_by_text("bash")).to_have_count(2)
+
+
 async def test_a_terminal_survives_a_reload_and_there_may_be_several(visit: Visit) -> None:
     page, terminal = await new_sandbox(visit)
     await page.keyboard.type("export TIDE=ebb; echo $((6*7))-one\n")
@@ -44,6 +52,19 @@ async def test_a_terminal_survives_a_reload_and_there_may_be_several(visit: Visi
     await expect(page.get_by_role("button", name="New shell")).to_be_focused()
     await page.get_by_role("button", name="Refresh processes").click()
     await expect(page.get_by_role("table", name="Processes")).to_contain_text("bash")
+
+
+async def test_what_was_asked_before_a_reload_is_not_answered_again(visit: Visit) -> None:
+    page, terminal = await new_sandbox(visit)
+    # Where the cursor is: the terminal answers as if it had been typed.
+    await page.keyboard.type("printf '\\033[6n'; read -s -d R place; echo told $?; cat -v\n")
+    await expect(terminal).to_contain_text("told 0")
+    await page.reload()
+    await expect(terminal).to_contain_text("told 0")
+    await terminal.click()
+    await page.keyboard.type("as typed\n")
+    await expect(terminal).to_contain_text(re.compile(r"as typed[\s\S]*as typed"))
+    await expect(terminal).not_to_contain_text("^[[")
 
 
 async def test_full_screen_programs_and_resizing(visit: Visit) -> None:

@@ -46,6 +46,8 @@ export interface Run {
   labels: Record<string, string>;
   resource_usage: Usage;
   log_stream_url: string | null;
+  /** Told of one run alone, and only where it is so. */
+  takes_input?: boolean;
   node_id?: string;
   policy_hash: string;
 }

@@ -29,6 +29,9 @@ interface Frame {
   error?: { code: string; message: string };
 }
 
+// What a program printed before it was found again comes without such a pause.
+const OLD_PAUSE_MS = 500;
+
 export interface TerminalOptions {
   parent: HTMLElement;
   token: () => Promise<string>;
@@ -58,13 +61,19 @@ export class ShellTerminal {
   private over = false;
   private tries = 0;
   private timer = 0;
+  /** Until when output counts as printed before this page came: while it comes without a pause, and nobody types. */
+  private oldUntil = 0;
 
   constructor(private readonly options: TerminalOptions) {
     this.processId = options.processId;
     this.terminal.loadAddon(this.fit);
     this.terminal.open(options.parent);
     this.terminal.attachCustomKeyEventHandler((event) => this.key(event));
-    this.terminal.onData((data) => this.send({ type: "stdin", data }));
+    this.ignoreWhatIsOld();
+    this.terminal.onData((data) => {
+      this.oldUntil = 0;
+      this.send({ type: "stdin", data });
+    });
     this.terminal.onBinary((data) => this.send({ type: "stdin", data: btoa(data), encoding: "base64" }));
     this.terminal.onResize(({ rows, cols }) => this.send({ type: "resize", rows, cols }));
     this.resized = new ResizeObserver(() => this.refit());
@@ -150,18 +159,45 @@ export class ShellTerminal {
       case "ready":
         this.tries = 0;
         this.options.onNote(null);
+        if (this.processId && this.offset === 0) this.foundAgain();
         if (frame.process_id) this.processId = frame.process_id;
         if (this.processId) this.options.onProcess(this.processId);
         return this.send({ type: "resize", rows: this.terminal.rows, cols: this.terminal.cols });
       case "stdout":
       case "stderr":
         if (frame.offset !== undefined) this.offset = frame.offset;
+        if (performance.now() < this.oldUntil) this.oldUntil = performance.now() + OLD_PAUSE_MS;
         return this.write(frame);
       case "exit":
         return this.ended(`The shell has ended with exit code ${frame.exit_code}.`);
       case "error":
         return this.ended(frame.error?.message ?? "The terminal cannot be used.");
     }
+  }
+
+  /** A program that was there before this page: all it printed comes first, and then it draws its screen anew. */
+  private foundAgain(): void {
+    this.oldUntil = Number.POSITIVE_INFINITY;
+    const { rows, cols } = this.terminal;
+    // Another size for certain: only then is a program told of one.
+    this.send({ type: "resize", rows, cols: Math.max(1, cols - 1) });
+  }
+
+  /**
+   * What a program asked a terminal a while ago is not answered now: nobody waits for it any more, and the answer would
+   * be typed into whatever runs there. Nor do margins count that it set for another size.
+   */
+  private ignoreWhatIsOld(): void {
+    const isOld = () => performance.now() < this.oldUntil;
+    const { parser } = this.terminal;
+    for (const final of ["c", "n", "t", "r"]) parser.registerCsiHandler({ final }, isOld);
+    for (const prefix of ["?", ">", "="]) {
+      for (const final of ["c", "n", "u", "q"]) parser.registerCsiHandler({ prefix, final }, isOld);
+    }
+    parser.registerCsiHandler({ intermediates: "$", final: "p" }, isOld);
+    parser.registerCsiHandler({ prefix: "?", intermediates: "$", final: "p" }, isOld);
+    for (const intermediates of ["$", "+"]) parser.registerDcsHandler({ intermediates, final: "q" }, isOld);
+    for (const code of [4, 10, 11, 12]) parser.registerOscHandler(code, (data) => data.includes("?") && isOld());
   }
 
   private ended(why: string): void {

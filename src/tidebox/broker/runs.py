@@ -284,6 +284,11 @@ class Runs(Resident):
         """End the input of an interactive run."""
         (await self._stdin(caller, run_id)).close()
 
+    def takes_input(self, run: Run) -> bool:
+        """Whether input would reach the program of a run: it is interactive, its input is open, and it is here."""
+        worker = self._working[run.id][0] if run.id in self._working else None
+        return worker is not None and worker.stdin is not None and worker.stdin.open
+
     async def read_log(self, caller: Caller, run_id: str, seq: int | None = None, *, tail: bool = False) -> Reader:
         """A reader of a run's log, from ``seq``, from the oldest entry kept, or with ``tail`` from now on."""
         run = await self.get(caller, run_id)

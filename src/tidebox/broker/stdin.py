@@ -65,6 +65,11 @@ class StdinFeed:
         self._refilled = asyncio.get_running_loop().time()
         self._idle: asyncio.TimerHandle | None = None
 
+    @property
+    def open(self) -> bool:
+        """Whether it takes more."""
+        return not self._closed
+
     async def write(self, data: bytes) -> None:
         """Hand over some input, waiting while too much of it waits; raises ``Conflict`` when the input is closed."""
         if self._closed:

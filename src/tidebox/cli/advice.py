@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidebox.errors import TideboxError
+from tidebox.errors import NotFound, TideboxError
 
 _BY_CODE = {
     "server_unreachable": "'tidebox serve' starts one here, --server URL names another",
@@ -13,7 +13,15 @@ _BY_CODE = {
 }
 
 
+def advise(error: NotFound, advice: str) -> None:
+    """Say what helps to find what is not there, unless whoever raised the error knows better."""
+    if "profile" not in error.details:
+        error.details.setdefault("advice", advice)
+
+
 def advised(error: TideboxError) -> str:
     """The message of an error, with what helps."""
     advice = error.details.get("advice") or _BY_CODE.get(error.code)
+    if isinstance(error, NotFound) and "profile" in error.details:
+        advice = "'tidebox profiles' shows yours, 'tidebox login URL --profile NAME' adds one"
     return f"{error.message} ({advice})" if advice else error.message

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from tidebox.cli.output import print_table
+from tidebox.cli.remote import JsonCommand
 
 if TYPE_CHECKING:
     from tidebox.cli.figures import Row, Samples
 
 
-@click.command("bench")
+@click.command("bench", cls=JsonCommand)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--quick", is_flag=True, help="Few samples: shows that it works, not how fast.")
 def command(as_json: bool, quick: bool) -> None:

@@ -10,9 +10,10 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tidebox.cli.modes import Modes
 from tidebox.cli.output import note
 from tidebox.cli.streams import CHUNK, BlockingCalls, read_chunks, write_all
-from tidebox.cli.terminal import Keys, RawTerminal, size, without_questions
+from tidebox.cli.terminal import Keys, RawTerminal, replayed, size
 from tidebox.errors import TideboxError
 from tidebox.sdk.errors import ConnectionLost, ServerUnreachable
 from tidebox.sdk.patience import Patience
@@ -61,6 +62,7 @@ class Conversation:
         self._old_until = math.inf if came_back and terminal else 0.0
         """Until when output counts as printed before we came: while it comes without a pause, and nobody types."""
         self._line_begun = False
+        self._modes = Modes()
         self._leaving = asyncio.Event()
         self._interrupts = 0
         self._resized = asyncio.Event()
@@ -90,9 +92,14 @@ class Conversation:
                     task.cancel()
                 await asyncio.wait([*tasks, leaving])
                 await self._process.close()
-                if self._terminal and self._line_begun:
-                    # What we say, or the shell that called us, begins on a line of its own.
-                    write_all(1, b"\r\n")
+                if self._terminal:
+                    self._give_back()
+
+    def _give_back(self) -> None:
+        """Leave the terminal as it was, whatever the program was doing with it."""
+        with contextlib.suppress(OSError):  # it may be gone
+            # What we say, or the shell that called us, begins on a line of its own.
+            write_all(1, self._modes.undo() + (b"\r\n" if self._line_begun else b""))
 
     async def _first_end(self, tasks: list[asyncio.Task[None]], leaving: asyncio.Task[bool]) -> Ending | Left:
         showing, *others = tasks
@@ -122,8 +129,10 @@ class Conversation:
                     now = asyncio.get_running_loop().time()
                     if now < self._old_until:
                         self._old_until = now + _OLD_PAUSE_SECONDS
-                        data = without_questions(data)
+                        data = replayed(data)
                     self._line_begun = not data.endswith(b"\n")
+                    if self._terminal:
+                        self._modes.see(data)
                     await writer.call(write_all, _DESCRIPTORS[chunk.stream], data)
                 return
             except (ConnectionLost, ServerUnreachable) as error:

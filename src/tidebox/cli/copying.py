@@ -78,6 +78,11 @@ def _directory_for(source: str, target: str) -> Path:
     return into / file_name(source) if into.is_dir() else into
 
 
+def no_file(name: str, path: str) -> NotFound:
+    """The error for a path that leads to nothing in a sandbox."""
+    return NotFound(f"{name} has no file {path!r}", path=path, advice=f"'tidebox sandbox exec {name} ls' shows some")
+
+
 async def _is_directory(sandbox: AsyncSandbox, path: str) -> bool:
     try:
         return (await sandbox.files.stat(path)).type == "directory"
@@ -87,7 +92,10 @@ async def _is_directory(sandbox: AsyncSandbox, path: str) -> bool:
 
 async def _fetch(sandbox: AsyncSandbox, name: str, source: str, target: str, *, replace: bool, json: bool) -> int:
     """Copy out of a sandbox. Names here are those that the user typed: the server's could be that of any file."""
-    info = await sandbox.files.stat(source)
+    try:
+        info = await sandbox.files.stat(source)
+    except NotFound:
+        raise no_file(name, source) from None
     if info.type != "directory":
         to = target_of(source, target)
         size = await receive(to, info.size, lambda file: sandbox.files.download(source, file))

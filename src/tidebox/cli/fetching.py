@@ -17,7 +17,8 @@ async def find(client: AsyncInterpreter, run_id: str, paths: Sequence[str]) -> l
     there = {artifact.path: artifact for artifact in (await client.list_artifacts(run_id)).items}
     for path in paths:
         if path not in there:
-            raise NotFound(f"the run {run_id} left no file {path!r}", path=path)
+            advice = f"'tidebox runs artifacts {run_id}' shows what it left"
+            raise NotFound(f"the run {run_id} left no file {path!r}", path=path, advice=advice)
     return [there[path] for path in paths] if paths else list(there.values())
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidebox.cli.output import note, one_line, print_table
-from tidebox.cli.remote import json_option
+from tidebox.cli.remote import JsonCommand, json_option
 from tidebox.cli.wording import size_text
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ _name = click.argument("name", help="What to call it, like debian:12 or my/app."
 
 class _InOrder(click.Group):
     """Shows its commands in the order in which one needs them."""
+
+    command_class = JsonCommand
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -154,17 +156,25 @@ def show_image(name: str, as_json: bool) -> None:
 
 
 @command.command("prune")
-def prune_images() -> None:
+@json_option
+def prune_images(as_json: bool) -> None:
     """Remove packages that no image of a name has."""
     removed = _store().prune()
-    click.echo(f"removed {len(removed)} layers, {size_text(sum(layer.size for layer in removed))}")
+    size = sum(layer.size for layer in removed)
+    if as_json:
+        _print_json({"removed": [f"sha256:{layer.digest}" for layer in removed], "size": size})
+    else:
+        click.echo(f"removed {len(removed)} layers, {size_text(size)}")
 
 
 @command.command("remove")
 @_name
-def remove_image(name: str) -> None:
+@json_option
+def remove_image(name: str, as_json: bool) -> None:
     """Forget an image and delete its files."""
     _store().remove(name)
+    if as_json:
+        _print_json({"removed": [name]})
 
 
 def _text_of(path: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tidebox.cli.advice import advise
 from tidebox.errors import NotFound, TideboxError
 
 if TYPE_CHECKING:
@@ -70,8 +71,20 @@ class ServerOption(click.Option):
         option.process = process_address
 
 
-class ServerCommand(click.Command):
-    """Says what went wrong as a JSON object, too, where JSON was asked for; ends quietly when its reader leaves."""
+class JsonCommand(click.Command):
+    """Says what went wrong as a JSON object, too, where JSON was asked for."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TideboxError as error:
+            if ctx.params.get("as_json"):
+                print_error(error)
+            raise
+
+
+class ServerCommand(JsonCommand):
+    """Ends quietly when its reader leaves; knows which list shows what was looked for in vain."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -83,9 +96,9 @@ class ServerCommand(click.Command):
         except TideboxError as error:
             group = ctx.parent
             if isinstance(error, NotFound) and group is not None and isinstance(group.command, ServerGroup):
-                error.details.setdefault("advice", f"'{group.command_path} list' shows yours")
-            if ctx.params.get("as_json"):
-                print_error(error)
+                advise(error, f"'{group.command_path} list' shows yours")
+            elif isinstance(error, NotFound) and ctx.params.get("session") is not None:
+                advise(error, "'tidebox sessions list' shows yours")
             raise
 
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidebox.cli.advice import advise
 from tidebox.cli.output import FAILED, note, print_fields, print_table, say
 from tidebox.cli.remote import Server, ServerGroup, ask, print_json, server_options
+from tidebox.errors import NotFound
 
 if TYPE_CHECKING:
     from tidebox.sdk import AsyncInterpreter
@@ -39,7 +41,14 @@ def list_runs(
     async def work(client: AsyncInterpreter) -> Any:
         if everybody:
             return await client.admin.list_runs(session_id=session_id, phase=wanted, limit=limit)
-        return await client.list_runs(session_id=session_id, phase=wanted, limit=limit)
+        page = await client.list_runs(session_id=session_id, phase=wanted, limit=limit)
+        if session_id is not None and not page.items:
+            try:
+                await client.get_session(session_id)  # one that was removed is known by its runs alone
+            except NotFound as error:
+                advise(error, "'tidebox sessions list' shows yours")
+                raise
+        return page
 
     page = ask(server, work)
     if as_json:
@@ -98,14 +107,19 @@ def show_logs(run_id: str, follow: bool, stream: str | None, server: Server, as_
 def cancel_runs(run_ids: tuple[str, ...], server: Server, as_json: bool) -> None:
     """End runs: SIGTERM, and SIGKILL after a grace."""
 
-    async def work(client: AsyncInterpreter) -> list[Run]:
-        return [await client.cancel_run(run_id) for run_id in run_ids]
+    async def work(client: AsyncInterpreter) -> None:
+        for run_id in run_ids:
+            try:
+                run = await client.cancel_run(run_id)
+            except NotFound:
+                raise NotFound(f"no such run: {run_id}", run_id=run_id) from None
+            # As soon as it is done: the next one may not be there.
+            if as_json:
+                print_json(run)
+            else:
+                say(f"{run.id} {'is being cancelled' if not run.phase.terminal else run.phase.value}")
 
-    for run in ask(server, work):
-        if as_json:
-            print_json(run)
-        else:
-            say(f"{run.id} {'is being cancelled' if not run.phase.terminal else run.phase.value}")
+    ask(server, work)
 
 
 @command.command("artifacts")

@@ -146,10 +146,17 @@ def copy(source: str, target: str, force: bool, server: Server, as_json: bool) -
 def watch(name: str, path: str, recursive: bool, server: Server, as_json: bool) -> None:
     """Print what changes among the files of a sandbox, as it happens, until Ctrl-C."""
 
+    from tidebox.cli.copying import no_file
+    from tidebox.errors import NotFound
+
     async def work(access: AsyncAccess) -> None:
         found = await find(access, name)
         async with await access.get(found.scope.id) as sandbox:
-            async with await sandbox.files.watch(path, recursive=recursive) as changes:
+            try:
+                watching = await sandbox.files.watch(path, recursive=recursive)
+            except NotFound:
+                raise no_file(name, path) from None
+            async with watching as changes:
                 async for change in changes:
                     if as_json:
                         print_json(change._asdict())

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tidebox.cli import signals
+from tidebox.cli.advice import advise
 from tidebox.cli.conversation import Conversation, Left
 from tidebox.cli.finding import find
 from tidebox.cli.inputs import parse_env
@@ -19,7 +20,7 @@ from tidebox.cli.remote import Server, print_json
 from tidebox.cli.streams import is_null
 from tidebox.cli.terminal import size
 from tidebox.config import environment_variable
-from tidebox.errors import InvalidRequest
+from tidebox.errors import InvalidRequest, NotFound
 from tidebox.model.result import Outcome
 from tidebox.sdk.sandboxes.process import AsyncProcess
 from tidebox.sdk.sandboxes.results import Ending
@@ -84,7 +85,11 @@ def attach(server: Server, name: str, process_id: str, *, json: bool) -> int:
     terminal = sys.stdin.isatty()
 
     async def start(sandbox: AsyncSandbox) -> AsyncProcess:
-        process = await sandbox.attach(process_id)
+        try:
+            process = await sandbox.attach(process_id)
+        except NotFound as error:
+            advise(error, "its id was told when it was left, and ten minutes after its end it is forgotten")
+            raise
         if terminal:
             # Twice, so that it is another size for certain: what fills a screen draws it again.
             rows, columns = size()

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tidebox.cli.advice import advise
 from tidebox.cli.output import print_fields, print_table, say
 from tidebox.cli.outward import egress_options
 from tidebox.cli.remote import Server, ServerGroup, ask, print_json, server_options
+from tidebox.errors import NotFound
 
 if TYPE_CHECKING:
     from tidebox.model.outward import EgressAsk
@@ -134,7 +136,11 @@ def download(session_id: str, path: str, to: str | None, server: Server, as_json
 
     async def work(client: AsyncInterpreter) -> int:
         sizes = {each.path: each.size for each in (await client.list_files(session_id)).items}
-        return await receive(target, sizes.get(path), lambda file: client.download_file(session_id, path, file))
+        try:
+            return await receive(target, sizes.get(path), lambda file: client.download_file(session_id, path, file))
+        except NotFound as error:
+            advise(error, f"'tidebox sessions files {session_id}' shows those that it has")
+            raise
 
     size = ask(server, work)
     if as_json and target is not None:
@@ -149,7 +155,10 @@ def remove_sessions(session_ids: tuple[str, ...], server: Server, as_json: bool)
 
     async def work(client: AsyncInterpreter) -> None:
         for session_id in session_ids:
-            await client.delete_session(session_id)
+            try:
+                await client.delete_session(session_id)
+            except NotFound:
+                raise NotFound(f"no such session: {session_id}", session_id=session_id) from None
 
     ask(server, work)
     if as_json:

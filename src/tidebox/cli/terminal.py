@@ -25,9 +25,16 @@ _QUESTION = re.compile(
 )
 
 
-def without_questions(data: bytes) -> bytes:
-    """Output of a while ago, without what our terminal would answer now: nobody waits for that any more."""
-    return _QUESTION.sub(b"", data)
+# The lines that scroll. Programs set them for the size that the terminal had, and see no need to undo it.
+_MARGINS = re.compile(rb"\x1b\[[0-9;]*r")
+
+
+def replayed(data: bytes) -> bytes:
+    """Output of a while ago, without what our terminal would answer now: nobody waits for that any more.
+
+    And without margins for a terminal of another size, below which nothing would scroll.
+    """
+    return _MARGINS.sub(b"", _QUESTION.sub(b"", data))
 
 
 class Keys:

@@ -44,6 +44,21 @@ def test_input_reaches_the_program_as_it_runs(streams: Streams) -> None:
     assert not closings(frames)
 
 
+def test_whether_a_run_takes_input_is_told(streams: Streams) -> None:
+    run = streams.python(ECHO, interactive=True)["run_id"]
+    assert streams.shown(run)["takes_input"] is True
+    with streams.stream(run) as stream:
+        stream.send(type="stdin", data="one\n")
+        stream.until("stdout")
+        assert streams.shown(run)["takes_input"] is True
+        stream.send(type="stdin_close")
+        stream.rest()
+    assert "takes_input" not in streams.shown(run)
+    with_none = streams.python("import time; time.sleep(30)")["run_id"]
+    assert "takes_input" not in streams.shown(with_none)
+    streams.cancel(with_none)
+
+
 def test_bytes_arrive_unharmed(streams: Streams) -> None:
     data = bytes(range(256)) * 200
     run = streams.python("import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())", interactive=True)

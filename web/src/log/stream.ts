@@ -1,5 +1,6 @@
 // The log stream of a run. A connection that is lost is made again, and the log goes on with the entry that follows.
-import { ApiError, get, openSocket, SERVICE } from "../api";
+import { ApiError, get, openSocket, request, SERVICE } from "../api";
+import { linesOf } from "./lines-of";
 import type { Phase, Run } from "../model";
 
 interface Frame {
@@ -30,8 +31,12 @@ const SILENCE_MS = 35_000;
 const MOST_WAITING = 100;
 const LONGEST_PAUSE_MS = 30_000;
 
+const NO_INPUT = "This server signs no URLs of log streams (SANDBOX_WS_SIGNED_URLS), so a page cannot send input.";
+
 export class LogStream {
   private socket: WebSocket | null = null;
+  /** Ends the answer that is read where there is no socket. */
+  private reading: AbortController | null = null;
   private next = 1;
   private tries = 0;
   private timer = 0;
@@ -64,6 +69,10 @@ export class LogStream {
   /** Send input, or keep it until there is a connection; false where too much is kept already. */
   private post(message: object): boolean {
     if (this.closed || this.waiting.length >= MOST_WAITING) return false;
+    if (this.reading) {
+      this.listener.refused(NO_INPUT);
+      return true;
+    }
     this.waiting.push(JSON.stringify(message));
     this.flush();
     return true;
@@ -80,6 +89,8 @@ export class LogStream {
     const socket = this.socket;
     this.socket = null;
     socket?.close();
+    this.reading?.abort();
+    this.reading = null;
   }
 
   private async connect(): Promise<void> {
@@ -89,7 +100,8 @@ export class LogStream {
       if (this.closed || !run.log_stream_url) return;
       const url = new URL(run.log_stream_url);
       url.searchParams.set("from_seq", String(this.next));
-      this.open(url.pathname + url.search);
+      if (url.searchParams.has("token")) this.open(url.pathname + url.search);
+      else await this.read();
     } catch (error) {
       if (error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429) {
         this.listener.note(error.message);
@@ -113,6 +125,28 @@ export class LogStream {
     socket.onclose = () => {
       if (this.socket === socket) this.again();
     };
+  }
+
+  /** Without a signed URL: the same frames as lines of an answer, which is asked for with a header as all others are. */
+  private async read(): Promise<void> {
+    const reading = new AbortController();
+    this.reading = reading;
+    this.watch();
+    const path = `${SERVICE}/runs/${encodeURIComponent(this.runId)}/logs?follow=true&format=jsonl&from_seq=${this.next}`;
+    try {
+      const response = await request("GET", path, { signal: reading.signal });
+      if (this.tries) this.listener.note(null);
+      for await (const line of linesOf(response.body!)) {
+        if (this.reading !== reading) return;
+        this.watch();
+        this.take(JSON.parse(line) as Frame);
+      }
+    } catch (error) {
+      if (this.reading !== reading) return;
+      if (error instanceof ApiError) throw error;
+    }
+    // Its end comes with the end of the run alone, and that was seen.
+    if (this.reading === reading) this.again();
   }
 
   private watch(): void {

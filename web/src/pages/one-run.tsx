@@ -23,11 +23,14 @@ export function OneRunPage({ id, server }: PageProps) {
   const [error, setError] = useState<unknown>(null);
   const [told, setTold] = useState<string | null>(null);
   const spec = specOf(id);
+  // Also where another tab started it; and still after its input was closed, to say so.
+  const [takesInput, setTakesInput] = useState(spec?.interactive ?? false);
 
   const load = () =>
     get<Run>(path).then((found) => {
       setRun(found);
       setError((before: unknown) => (isAway(before) ? null : before));
+      if (found.takes_input) setTakesInput(true);
     }, setError);
   useEffect(() => {
     void load();
@@ -110,7 +113,7 @@ export function OneRunPage({ id, server }: PageProps) {
       <Log
         key={id}
         runId={id}
-        interactive={spec?.interactive ?? false}
+        interactive={takesInput}
         onPhase={(phase: Phase) => setRun((before) => before && (isOver(before.phase) ? before : { ...before, phase }))}
         onEnd={() => void load()}
       />

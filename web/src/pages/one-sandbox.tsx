@@ -15,6 +15,7 @@ export function OneSandboxPage({ id }: PageProps) {
   const [sandbox, setSandbox] = useState<Sandbox | null>(null);
   const [binding, setBinding] = useState<Binding | null>(null);
   const [error, setError] = useState<unknown>(null);
+  const [turn, setTurn] = useState(0);
 
   useEffect(() => {
     open(id).then(
@@ -60,9 +61,9 @@ export function OneSandboxPage({ id }: PageProps) {
       {elsewhere && <p class="note">This sandbox is used at another server: {elsewhere}.</p>}
       {sandbox && !elsewhere && (
         <>
-          {sandbox.may("shell") && <Terminals sandbox={sandbox} />}
+          {sandbox.may("shell") && <Terminals sandbox={sandbox} onChange={() => setTurn((before) => before + 1)} />}
           {sandbox.may("fs_read") && <FileBrowser sandbox={sandbox} />}
-          {sandbox.may("exec") && <Processes sandbox={sandbox} />}
+          {sandbox.may("exec") && <Processes sandbox={sandbox} turn={turn} />}
         </>
       )}
     </>

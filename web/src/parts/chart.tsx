@@ -1,7 +1,10 @@
 // A chart with a name and its newest figures as text, for whoever does not see it.
 import { useEffect, useRef, useState } from "preact/hooks";
-import type { Line } from "../chart";
+import type { drawChart, Line } from "../chart";
 import { Problem } from "./ui";
+
+// Once it is there a chart is drawn anew at once: nobody sees the moment between two of them.
+let draw: typeof drawChart | null = null;
 
 interface Props {
   title: string;
@@ -25,9 +28,16 @@ export function Chart({ title, times, lines, daily, show }: Props) {
   useEffect(() => {
     let remove: (() => void) | null = null;
     let gone = false;
-    import("../chart").then(({ drawChart }) => {
-      if (!gone && parent.current) remove = drawChart({ parent: parent.current, times, lines, daily, show });
-    }, setError);
+    const drawn = () => {
+      if (!gone && parent.current && draw) remove = draw({ parent: parent.current, times, lines, daily, show });
+    };
+    if (draw) drawn();
+    else {
+      import("../chart").then((module) => {
+        draw = module.drawChart;
+        drawn();
+      }, setError);
+    }
     return () => {
       gone = true;
       remove?.();

@@ -20,7 +20,8 @@ done; true`;
 
 const STATES: Record<string, string> = { R: "running", S: "sleeping", D: "waiting", Z: "ended", T: "stopped", I: "idle" };
 
-export function Processes({ sandbox }: { sandbox: Sandbox }) {
+/** `turn` is another number whenever something was started or ended here. */
+export function Processes({ sandbox, turn }: { sandbox: Sandbox; turn: number }) {
   const [found, setFound] = useState<Process[] | null>(null);
   const [error, setError] = useState<unknown>(null);
 
@@ -39,7 +40,7 @@ export function Processes({ sandbox }: { sandbox: Sandbox }) {
       setError(refusal);
     }
   };
-  useEffect(() => void load(), []);
+  useEffect(() => void load(), [turn]);
   const kill = async (pid: number) => {
     await sandbox.exec(["sh", "-c", `kill -TERM ${pid}`]).catch(setError);
     await load();

@@ -12,7 +12,7 @@ interface Tab {
 
 const MOST = 8;
 
-export function Terminals({ sandbox }: { sandbox: Sandbox }) {
+export function Terminals({ sandbox, onChange }: { sandbox: Sandbox; onChange: () => void }) {
   const name = `tidebox.terminals.${sandbox.binding.sandbox_id}`;
   const [tabs, setTabs] = useState<Tab[]>(() => {
     const kept = JSON.parse(sessionStorage.getItem(name) ?? "[]") as Tab[];
@@ -30,6 +30,7 @@ export function Terminals({ sandbox }: { sandbox: Sandbox }) {
   };
   const close = (key: string) => {
     const left = tabs.filter((tab) => tab.key !== key);
+    onChange();
     setTabs(left);
     if (active === key) setActive(left.at(-1)?.key ?? "");
   };
@@ -67,9 +68,10 @@ export function Terminals({ sandbox }: { sandbox: Sandbox }) {
           tab={tab}
           shown={tab.key === active}
           sandbox={sandbox}
-          onProcess={(processId) =>
-            setTabs((before) => before.map((each) => (each.key === tab.key ? { ...each, processId } : each)))
-          }
+          onProcess={(processId) => {
+            if (processId !== tab.processId) onChange();
+            setTabs((before) => before.map((each) => (each.key === tab.key ? { ...each, processId } : each)));
+          }}
           onClose={() => close(tab.key)}
           onLeave={() => add.current?.focus()}
         />

@@ -112,6 +112,9 @@ class RunAnswer(BaseModel):
     labels: dict[str, str]
     resource_usage: ResourceUsage
     log_stream_url: str | None
+    takes_input: bool = Field(
+        default=False, description="Where one run is asked for: whether input sent to its stream reaches its program."
+    )
     details: Details
 
     @classmethod
@@ -122,6 +125,7 @@ class RunAnswer(BaseModel):
         log_stream_url: str | None = None,
         estimated_start_time: float | None = None,
         details: Details = NO_DETAILS,
+        takes_input: bool = False,
     ) -> Self:
         """``run`` with what this request adds to it."""
         facts = run.facts
@@ -152,6 +156,8 @@ class RunAnswer(BaseModel):
             resource_usage=ResourceUsage.of(run),
             log_stream_url=log_stream_url,
             details=details,
+            # Said only where it is so: of most runs, and in lists, nobody asks.
+            **({"takes_input": True} if takes_input else {}),
         )
 
 

@@ -166,7 +166,8 @@ async def show_run(
     run = await services.broker.runs.get(caller, run_id)
     if wait_sec and not run.phase.terminal:
         run = await services.broker.runs.settled(run, wait_sec)
-    return RunAnswer.of(run, log_stream_url=stream_url(request, services, run.id))
+    takes_input = services.broker.runs.takes_input(run)
+    return RunAnswer.of(run, log_stream_url=stream_url(request, services, run.id), takes_input=takes_input)
 
 
 @router.get(

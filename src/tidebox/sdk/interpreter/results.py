@@ -113,6 +113,8 @@ class Run(RunState, frozen=True, kw_only=True):
     resource_usage: ResourceUsage = ResourceUsage()
     log_stream_url: str | None = None
     """Where others may read the log without a credential, for a short time."""
+    takes_input: bool = False
+    """Where the run itself was asked for: whether input that is sent now reaches its program."""
     cancel_requested: bool | None = None
     """In the answer to a cancellation: False where the run was over already."""
 

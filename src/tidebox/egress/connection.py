@@ -147,8 +147,8 @@ class Connection:
                 self._relay.close()
                 return await self._hand_over(interceptor, host)
         scans = [] if interceptor is None else [interceptor.scan()]
-        if seen is not None and seen.may_turn and verdict.names is not None:
-            scans.append(_watch_first_line())
+        if seen is not None and verdict.names is not None:
+            scans.append(_watch(seen))
         self._relay.ask(_together([scan for scan in scans if scan is not None]))
         stop = await self._over
         if stop is not None:
@@ -302,11 +302,17 @@ def _peek(sock: socket.socket) -> bytes | None:
         return None
 
 
-def _watch_first_line() -> Scan:
-    line = sight.FirstLine()
+def _watch(seen: sight.Sight) -> Scan | None:
+    """What follows what was seen, where that may show another name."""
+    if seen.protocol == "tls":
+        watch: sight.FirstLine | sight.Hellos = sight.Hellos(seen.name)
+    elif seen.may_turn:
+        watch = sight.FirstLine()
+    else:
+        return None
 
     def scan(data: memoryview) -> None:
-        if not line.feed(bytes(data)):
+        if not watch.over and not watch.feed(bytes(data)):
             raise Stop(DNS_MISMATCH)
 
     return scan

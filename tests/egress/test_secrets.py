@@ -280,6 +280,61 @@ with context.wrap_socket(socket.create_connection((name, {PORT})), server_hostna
     assert ran.denied() == [("one.example.com", ONE, "secret_misplaced")]
 
 
+def test_a_secret_that_a_server_kept_does_not_come_back_by_another_connection(vault: Vault) -> None:
+    """Nothing is put into the second request."""
+    egress = vault.egress(secrets=["ONE_KEY"])
+    url = f"https://one.example.com:{PORT}"
+    ran = vault.machine.run(["sh", "-c", f"curl -sS -H X-K:$TIDEBOX_SECRET_ONE_KEY {url}/; curl -sS {url}/kept"], egress)
+    assert f"x-k: {VALUE}".encode() in vault.requests[-2]
+    assert ran.out.count("x-k: " + "*" * len(VALUE)) == 2, ran.err
+    assert VALUE not in ran.out
+
+
+def test_a_server_that_repeats_guesses_does_not_tell_how_a_secret_begins(vault: Vault) -> None:
+    """What a secret begins with comes back like anything else, and as soon."""
+    guesses = [VALUE[:1], VALUE[:10], VALUE[:-1], "x", "x" * 10, VALUE[:9] + "x"]
+    program = f"""
+import socket, ssl, time
+name = "one.example.com"
+context = ssl.create_default_context()
+with context.wrap_socket(socket.create_connection((name, {PORT})), server_hostname=name) as tls:
+    tls.settimeout(5)
+    tls.sendall(b"GET / HTTP/1.1\\r\\nHost: one.example.com\\r\\nUpgrade: bytes\\r\\nConnection: upgrade\\r\\n\\r\\n")
+    while not tls.recv(4096).endswith(b"\\r\\n\\r\\n"):
+        pass
+    for guess in {guesses!r}:
+        data = guess.encode() + b" "
+        for piece in (data[:-1], data[-1:]):
+            tls.sendall(piece)
+            found = b""
+            try:
+                while len(found) < len(piece):
+                    found += tls.recv(4096)
+            except TimeoutError:
+                pass
+            print(found == piece, end=" ")
+"""
+    ran = vault.machine.run(program, vault.egress(headers=[HEADER]), timeout=patient(60.0))
+    assert ran.out.split() == ["True"] * 2 * len(guesses), ran.err
+
+
+def test_a_placeholder_behind_a_body_is_found(vault: Vault) -> None:
+    count = len(vault.requests)
+    program = f"""
+import os, socket, ssl
+name = "one.example.com"
+context = ssl.create_default_context()
+with context.wrap_socket(socket.create_connection((name, {PORT})), server_hostname=name) as tls:
+    tls.sendall(b"POST / HTTP/1.1\\r\\nHost: one.example.com\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n3\\r\\nabc\\r\\n0\\r\\n")
+    tls.sendall(b"X-Behind: " + os.environ["TIDEBOX_SECRET_TWO_KEY"].encode() + b"\\r\\n\\r\\n")
+    print(tls.recv(4096).decode().split(" ")[1:2])
+"""
+    ran = vault.machine.run(program, vault.egress(headers=[HEADER], secrets=["TWO_KEY"]))
+    assert ran.out == "['403']\n", ran.err
+    assert ran.denied() == [("one.example.com", ONE, "secret_misplaced")]
+    assert len(vault.requests) == count
+
+
 @pytest.mark.parametrize(
     ("bytes_", "status"),
     [

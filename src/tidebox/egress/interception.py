@@ -14,7 +14,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -27,7 +27,7 @@ from tidebox.egress.authority import Authority
 from tidebox.egress.handing import Handed
 from tidebox.egress.keys import KeyPair
 from tidebox.egress.relay import Scan, Stop
-from tidebox.egress.rewriting import MALFORMED, Mask, Refused, Rewriter, Rewritten, Scanner
+from tidebox.egress.rewriting import MALFORMED, Mask, Refused, Rewriter, Rewritten, Scanner, hidden_values
 from tidebox.egress.secrets import Value, read
 from tidebox.egress.tls import TlsStream, upstream_context
 from tidebox.errors import InvalidRequest
@@ -36,6 +36,8 @@ from tidebox.model.injection import Injection
 _HANDSHAKE_SECONDS = 15.0
 _GOODBYE_SECONDS = 2.0
 _GOODBYE_BYTES = 1 << 18
+# How long the end of what a server sends waits for what follows, in which a value may go on.
+_HOLD_SECONDS = 0.1
 _LARGEST_HEAD = 64 * 1024
 _LARGEST_SIGNED = 4 << 20
 """Of a body that must be known before its request is signed."""
@@ -107,7 +109,7 @@ class _Conversation:
     def __init__(self, interceptor: Interceptor, handed: Handed) -> None:
         self._handed = handed
         self._rewriter = Rewriter(interceptor.injection, interceptor.values, handed.host)
-        self._mask = Mask()
+        self._mask = Mask(hidden_values(interceptor.injection, interceptor.values))
         self._client = TlsStream(
             handed.client,
             interceptor.authority.context(handed.host),
@@ -166,7 +168,7 @@ class _Conversation:
         rewritten = self._rewriter.rewrite(
             request.target, [(bytes(name), bytes(value)) for name, value in request.headers]
         )
-        self._mask.hide(rewritten.hidden)
+        self._mask.hide(rewritten.packed)
         headers, body = rewritten.headers, None
         if not any(name == b"host" for name, _ in headers):
             headers = [(b"host", self._handed.host.encode()), *headers]
@@ -254,14 +256,19 @@ class _Conversation:
                 scanner.feed(bytes(event.data))
                 await self._send_outer(event)
             elif isinstance(event, h11.EndOfMessage):
+                self._check_trailers(event)
                 return await self._send_outer(event)
             else:
                 raise ConnectionResetError
 
+    def _check_trailers(self, end: h11.EndOfMessage) -> None:
+        for part in (part for item in end.headers for part in item):
+            self._rewriter.scanner.check_whole(bytes(part))
+
     async def _answer(self) -> bool:
         """Pass the response on; whether the two speak another protocol from now on."""
         while True:
-            event = await self._next_outer()
+            event = await self._next_answer()
             if isinstance(event, h11.InformationalResponse):
                 headers = self._masked(event.headers)
                 await self._send_inner(h11.InformationalResponse(status_code=event.status_code, headers=headers))
@@ -284,7 +291,29 @@ class _Conversation:
                 raise ConnectionResetError
 
     def _masked(self, headers: h11._headers.Headers) -> list[tuple[bytes, bytes]]:
-        return [(bytes(name), self._mask.whole(bytes(value))) for name, value in headers]
+        return [(self._mask.whole(bytes(name)), self._mask.whole(bytes(value))) for name, value in headers]
+
+    async def _next_answer(self) -> _Event:
+        async def release() -> None:
+            await self._send_inner(h11.Data(data=self._mask.release()))
+
+        while (event := self._outer.next_event()) is h11.NEED_DATA:
+            self._outer.receive_data(await self._read_answer(release))
+        return event
+
+    async def _read_answer(self, release: Callable[[], Awaitable[None]]) -> bytes:
+        """The server's next bytes; what is held back meanwhile goes on after a moment, whatever it is."""
+        if not self._mask.holds:
+            return await self._server.read()
+        reading = asyncio.ensure_future(self._server.read())
+        try:
+            done, _ = await asyncio.wait({reading}, timeout=_HOLD_SECONDS)
+            if not done:
+                await release()
+            return await reading
+        finally:
+            if not reading.done():
+                await _end(reading)
 
     async def _copy(self) -> None:
         """Bytes both ways, as of a WebSocket."""
@@ -296,9 +325,12 @@ class _Conversation:
                 await self._server.write(data)
                 data = b""
 
+        async def release() -> None:
+            await self._client.write(self._mask.release())
+
         async def back() -> None:
             data = self._outer.trailing_data[0]
-            while data or (data := await self._server.read()):
+            while data or (data := await self._read_answer(release)):
                 await self._client.write(self._mask.feed(data))
                 data = b""
             await self._client.write(self._mask.flush())
@@ -328,9 +360,6 @@ class _Conversation:
 
     async def _next_inner(self) -> _Event:
         return await _next(self._inner, self._client)
-
-    async def _next_outer(self) -> _Event:
-        return await _next(self._outer, self._server)
 
     async def _send_inner(self, event: h11.Event) -> None:
         if data := self._inner.send(event):

@@ -216,6 +216,34 @@ print(urllib.request.urlopen(request, timeout=20).status)
     assert machine.run(plain, vault.egress()).out == "False\n"
 
 
+IN_NODE = f"""
+fetch("https://one.example.com:{PORT}/node", {{headers: {{"X-Key": process.env.TIDEBOX_SECRET_ONE_KEY}}}})
+  .then(answer => console.log(answer.status, process.env.NODE_EXTRA_CA_CERTS), error => console.log(error.cause))
+"""
+IN_ELIXIR = f"""
+{{:ok, _}} = Application.ensure_all_started(:ssl)
+:inets.start()
+trust = [ssl: [verify: :verify_peer, cacertfile: System.get_env("SSL_CERT_FILE")]]
+headers = [{{~c"x-key", String.to_charlist(System.get_env("TIDEBOX_SECRET_ONE_KEY"))}}]
+{{:ok, {{{{_, status, _}}, _, _}}}} = :httpc.request(:get, {{~c"https://one.example.com:{PORT}/elixir", headers}}, trust, [])
+IO.puts("#{{status}} #{{System.get_env("SSL_CERT_FILE")}}")
+"""
+
+
+@pytest.mark.parametrize(("language", "program"), [("node", IN_NODE), ("elixir", IN_ELIXIR)])
+def test_a_parked_interpreter_of_another_language_trusts_its_box(vault: Vault, language: str, program: str) -> None:
+    """Those read when they are started whom to trust: they are told by then."""
+    machine = vault.machine
+    if not machine.runtime.has_command(language):
+        pytest.skip(f"{language} is not there")
+    for _ in range(2):
+        ran = machine.run(program, vault.egress(secrets=["ONE_KEY"]), language=language)
+        assert ran.out == "200 /run/tidebox/ca.pem\n", ran.err
+        assert f"x-key: {VALUE}\r\n".encode() in vault.heard()
+        machine.do(machine.pool.filled())
+        assert any(machine.pool.parked(key) for key in machine.pool._ready if key.trusts and key.kind == language)
+
+
 def test_a_server_that_cannot_be_verified_hears_nothing(vault: Vault) -> None:
     vault.machine.world.resolver.names["false.example.com"] = [ONE]
     known = Secrets({"ONE_KEY": SecretInfo(name="ONE_KEY", hosts=("false.example.com",))})

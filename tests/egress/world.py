@@ -380,7 +380,7 @@ class Machine:
             limits=Limits(),
             max_age=3600,
             most_guests=4,
-            guest_sizes={"python": 1, "any": 1},
+            guest_sizes={"python": 1, "any": 1, "node": 1, "elixir": 1},
         )
         self.pool.start()
         self.driver = Driver(self.runtime, self.pool)

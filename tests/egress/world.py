@@ -68,6 +68,8 @@ NAMES: dict[str, list[str]] = {
     "mixed.example.com": [ONE, "127.0.0.1"],
 }
 SILENT_NAMES = ("silent.example.com",)
+SILENT_DOMAIN = ".quiet.example.com"
+"""Of which no name is ever answered."""
 
 
 def prepare_network() -> None:
@@ -135,7 +137,7 @@ class Resolver(threading.Thread):
         name = ".".join(labels)
         (kind,) = unpack_from(">H", data, place + 1)
         self.asked.append((name, kind))
-        if name in SILENT_NAMES:
+        if name in SILENT_NAMES or name.endswith(SILENT_DOMAIN):
             return None
         found = self.names.get(name)
         if name in self.large:

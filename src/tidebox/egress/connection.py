@@ -18,7 +18,6 @@ from tidebox.model.egress import (
     DNS_MISMATCH,
     NO_MATCH,
     Address,
-    EgressPolicy,
     Verdict,
     normal_name,
     parse_address,
@@ -40,7 +39,6 @@ _address = functools.lru_cache(maxsize=4096)(parse_address)
 class Owner(Protocol):
     """The box, as a connection needs it."""
 
-    policy: EgressPolicy
     names: Names
     questions: Questions
     dial: Dial
@@ -82,8 +80,7 @@ class Connection:
         """Whether the rules of the box, as they are now, allow it."""
         if self._address is None:
             return True
-        verdict = self._box.policy.decide(self._address, self._box.names.of(self._address))
-        return verdict.seen(self._host).allowed
+        return self._box.names.decide(self._address).seen(self._host).allowed
 
     def note_denied(self, reason: str) -> None:
         """Tell why it is ended."""
@@ -199,11 +196,11 @@ class Connection:
 
     async def _decide(self, address: Address) -> Verdict:
         names = self._box.names
-        verdict = self._box.policy.decide(address, names.of(address))
+        verdict = names.decide(address)
         if not verdict.allowed:
             # The name that leads here may be on its way.
             await names.settled()
-            verdict = self._box.policy.decide(address, names.of(address))
+            verdict = names.decide(address)
         return verdict
 
     async def _look(self) -> sight.Sight | None:

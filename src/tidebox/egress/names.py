@@ -8,7 +8,11 @@ from typing import Protocol
 
 from tidebox.egress import dns
 from tidebox.egress.messages import MOST_PINNED
-from tidebox.model.egress import Address, EgressPolicy, normal_name, parse_address
+from tidebox.model.egress import Address, EgressPolicy, Verdict, normal_name, parse_address
+
+# Names that one box has asked for outside at one time: others wait for the same sockets, and some servers never answer.
+MOST_AT_ONCE = 32
+_SETTLE_SECONDS = 3.0
 
 
 class Asks(Protocol):
@@ -33,8 +37,10 @@ class Names:
         self._on_pinned = on_pinned
         self._addresses: dict[str, tuple[Address, ...]] = {}
         self._names: dict[Address, list[str]] = {}
+        self._verdicts: dict[Address, Verdict] = {}
         self._asking: dict[str, asyncio.Task[dns.Answer]] = {}
         self._asked = 0
+        self._turn = asyncio.Semaphore(MOST_AT_ONCE)
         for name, found in pins.items():
             self._pin(name, tuple(map(parse_address, found)))
         self.follow(policy)
@@ -42,6 +48,7 @@ class Names:
     def follow(self, policy: EgressPolicy) -> None:
         """Go by these rules from now on, and resolve what they have by name."""
         self._policy = policy
+        self._verdicts.clear()
         for name in policy.pinned_names():
             if name not in self._addresses:
                 self._ask(name)
@@ -50,10 +57,22 @@ class Names:
         """The names that stand for an address."""
         return self._names.get(address, [])
 
+    def decide(self, address: Address) -> Verdict:
+        """Whether a connection may be made, by what names stand for.
+
+        Kept: a box may have thousands of names for one address, and connects a thousand times in a second.
+        """
+        found = self._verdicts.get(address)
+        if found is None:
+            found = self._policy.decide(address, self.of(address))
+            if len(self._verdicts) < MOST_PINNED:
+                self._verdicts[address] = found
+        return found
+
     async def settled(self) -> None:
         """Wait for the names that are being resolved, which does not take long."""
         if self._asking:
-            await asyncio.wait(list(self._asking.values()))
+            await asyncio.wait(list(self._asking.values()), timeout=_SETTLE_SECONDS)
 
     async def look_up(self, text: str) -> dns.Answer:
         """What a program is told of a name; refused where the box may not have it."""
@@ -84,7 +103,8 @@ class Names:
 
     async def _resolve(self, name: str) -> dns.Answer:
         try:
-            answer = await self._resolver.addresses(name)
+            async with self._turn:
+                answer = await self._resolver.addresses(name)
             if answer.code in (dns.NO_ERROR, dns.NO_SUCH_NAME):
                 self._pin(name, answer.addresses)
                 self._on_pinned(name, answer.addresses)
@@ -96,6 +116,7 @@ class Names:
         self._addresses[name] = addresses
         for address in addresses:
             self._names.setdefault(address, []).append(name)
+            self._verdicts.pop(address, None)
 
     def close(self) -> None:
         """Ask no more."""

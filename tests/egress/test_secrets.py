@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import re
+import ssl
 import sysconfig
 import threading
 from collections.abc import Iterator
@@ -274,6 +275,44 @@ def test_requests_to_aws_are_signed_anew(vault: Vault) -> None:
     assert AWS not in heard + ran.out
 
 
+def test_bodies_that_wait_to_be_signed_are_bounded(vault: Vault) -> None:
+    """Each is kept whole until its end: a program that never comes to it has the process keep only so much."""
+    rule = {"host": "one.example.com", "kind": "aws_sigv4", "secret": "CLOUD", "region": "eu-west-1", "service": "svc"}
+    program = f"""
+import select, socket, ssl
+name = "one.example.com"
+context = ssl.create_default_context()
+def begin(size):
+    tls = context.wrap_socket(socket.create_connection((name, {PORT})), server_hostname=name)
+    tls.settimeout(20)
+    head = b"POST / HTTP/1.1\\r\\nHost: one.example.com\\r\\nContent-Length: %d\\r\\n\\r\\n"
+    tls.sendall(head % size)
+    return tls
+def end(tls):
+    return tls.recv(4096).split(b" ")[1]
+held = []
+for size in (*[(4 << 20) - 1] * 4, 1000):
+    tls = begin(4 << 20)
+    tls.sendall(bytes(size))
+    held.append(tls)
+refused = select.select(held, [], [], 20)[0][0]
+print(end(refused))
+# The others are there, and are sent on when they are whole.
+whole = next(tls for tls in held[:4] if tls is not refused)
+whole.sendall(b"x")
+print(end(whole))
+for tls in held:
+    tls.close()
+for _ in range(9):
+    tls = begin(1 << 20)
+    tls.sendall(bytes(1 << 20))
+    print(end(tls))
+"""
+    ran = vault.machine.run(program, vault.egress(headers=[rule]), timeout=patient(60.0))
+    assert ran.out.split() == ["b'503'", "b'200'", *["b'200'"] * 9], ran.out + ran.err
+    assert ran.denied() == [("one.example.com", ONE, "limit")]
+
+
 def test_several_requests_of_a_connection_and_another_protocol_after_them(vault: Vault) -> None:
     program = f"""
 import os, socket, ssl
@@ -396,6 +435,31 @@ with context.wrap_socket(socket.create_connection((name, {PORT})), server_hostna
     assert found == (f"['{status}']" if status else found), ran.err
     assert found in ("[]", "['400']", "['421']", "['505']"), ran.err
     assert len(vault.requests) == count
+
+
+def test_connections_that_are_opened_are_fewer_in_a_second(vault: Vault) -> None:
+    """Each is two handshakes, for which others wait: a tenth of what a box may begin otherwise."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="one.example.com").do_handshake()
+    program = f"""
+import socket, threading, time
+hello = bytes.fromhex("{outgoing.read().hex()}")
+address = (socket.gethostbyname("one.example.com"), {PORT})
+count, end, began = 0, time.monotonic() + 5, time.monotonic()
+while time.monotonic() < end:
+    held = [socket.create_connection(address) for _ in range(16)]
+    for sock in held:
+        sock.sendall(hello)
+    for sock in held:
+        count += bool(sock.recv(1))
+        sock.close()
+print(count, time.monotonic() - began)
+"""
+    ran = vault.machine.run(program, vault.egress(headers=[HEADER]))
+    count, seconds = map(float, ran.out.split())
+    assert count <= 100 * (seconds + 1) + 16, ran.out
+    assert count > 50
 
 
 def test_a_process_that_died_comes_back_with_the_same_authority(vault: Vault) -> None:

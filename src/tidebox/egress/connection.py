@@ -48,6 +48,9 @@ class Owner(Protocol):
     def count(self, size: int, outbound: bool) -> float:
         """Bytes that go by: how long to wait before the next; raises ``Stop``."""
 
+    def opening(self) -> None:
+        """Take note that a connection is opened, which is more work than to pass it on."""
+
     def allowed(self, host: str | None, address: Address, port: int, rule: str | None) -> None:
         """Take note."""
 
@@ -161,6 +164,7 @@ class Connection:
     async def _hand_over(self, interceptor: Interceptor, host: str) -> None:
         assert self._address is not None
         assert self._upstream is not None
+        self._box.opening()
         handed = Handed(
             client=self._client,
             upstream=self._upstream,

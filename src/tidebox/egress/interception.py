@@ -15,7 +15,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tidebox.egress import sigv4
 from tidebox.egress.authority import Authority
 from tidebox.egress.handing import Handed
 from tidebox.egress.keys import KeyPair
+from tidebox.egress.pace import Room
 from tidebox.egress.relay import Scan, Stop
 from tidebox.egress.rewriting import MALFORMED, Mask, Refused, Rewriter, Rewritten, Scanner, hidden_values
 from tidebox.egress.secrets import Value, read
@@ -41,6 +42,8 @@ _HOLD_SECONDS = 0.1
 _LARGEST_HEAD = 64 * 1024
 _LARGEST_SIGNED = 4 << 20
 """Of a body that must be known before its request is signed."""
+_MOST_SIGNED, _MOST_SIGNED_IN_ALL = 16 << 20, 256 << 20
+"""Of all such bodies of a box that wait at one time, and of all boxes."""
 UNVERIFIED = "tls_unverified"
 _Event = h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
 
@@ -53,6 +56,8 @@ class Interceptor:
     values: Mapping[str, Value]
     authority: Authority
     upstream: ssl.SSLContext
+    room: Room
+    """For bodies that are to be signed."""
 
     def opens(self, host: str) -> bool:
         """Whether connections to a host are opened."""
@@ -86,10 +91,11 @@ class Opener:
 
     values: Mapping[str, Value]
     upstream: ssl.SSLContext
+    room: Room = field(default_factory=lambda: Room(_MOST_SIGNED_IN_ALL))
 
     def interceptor(self, injection: Injection, authority: KeyPair) -> Interceptor:
         """That of one box."""
-        return Interceptor(injection, self.values, Authority(authority), self.upstream)
+        return Interceptor(injection, self.values, Authority(authority), self.upstream, Room(_MOST_SIGNED, self.room))
 
 
 def open_with(secrets: Sequence[int], ca_file: str | None) -> Opener:
@@ -108,6 +114,7 @@ class _Conversation:
 
     def __init__(self, interceptor: Interceptor, handed: Handed) -> None:
         self._handed = handed
+        self._room, self._taken = interceptor.room, 0
         self._rewriter = Rewriter(interceptor.injection, interceptor.values, handed.host)
         self._mask = Mask(hidden_values(interceptor.injection, interceptor.values))
         self._client = TlsStream(
@@ -172,9 +179,16 @@ class _Conversation:
         headers, body = rewritten.headers, None
         if not any(name == b"host" for name, _ in headers):
             headers = [(b"host", self._handed.host.encode()), *headers]
-        if rewritten.signing is not None:
-            headers, body = await self._signed(request.method, rewritten, headers)
-        await self._send_outer(h11.Request(method=request.method, target=rewritten.target, headers=headers))
+        try:
+            if rewritten.signing is not None:
+                headers, body = await self._signed(request.method, rewritten, headers)
+            return await self._pass_on(h11.Request(method=request.method, target=rewritten.target, headers=headers), body)
+        finally:
+            self._room.give(self._taken)
+            self._taken = 0
+
+    async def _pass_on(self, request: h11.Request, body: bytes | None) -> bool:
+        await self._send_outer(request)
         sending = asyncio.ensure_future(self._send_body(body))
         answering = asyncio.ensure_future(self._answer())
         try:
@@ -239,6 +253,9 @@ class _Conversation:
             body += event.data
             if len(body) > _LARGEST_SIGNED:
                 raise Refused(413, "limit", f"a body of more than {_LARGEST_SIGNED} bytes cannot be signed")
+            if not self._room.take(len(event.data)):
+                raise Refused(503, "limit", "too many bodies wait to be signed")
+            self._taken += len(event.data)
         if not isinstance(event, h11.EndOfMessage):
             raise ConnectionResetError
         self._rewriter.scanner.check_whole(bytes(body))

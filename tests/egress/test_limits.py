@@ -310,7 +310,7 @@ def test_slow_servers_and_floods_do_not_hold_up_a_neighbour(machine: Machine) ->
 
 def test_names_that_nobody_answers_do_not_hold_up_a_neighbour(machine: Machine) -> None:
     """One box asks without end for names of a domain whose servers are silent."""
-    flood = python(f"""
+    flood = python("""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.connect(("127.0.0.1", 53))
     for number in range(1500):

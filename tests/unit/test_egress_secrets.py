@@ -93,6 +93,7 @@ def test_a_host_of_a_secret_must_be_allowed_by_name_in_every_list() -> None:
         {**HEADER, "format": "no place"},
         {**HEADER, "format": "{} and {}"},
         {**HEADER, "format": "{}\r\nX: y"},
+        {**HEADER, "format": "{} "},
         {**HEADER, "secret": "lower"},
         {**HEADER, "host": "*"},
         {**HEADER, "value": "x"},

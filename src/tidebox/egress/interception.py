@@ -182,7 +182,8 @@ class _Conversation:
         try:
             if rewritten.signing is not None:
                 headers, body = await self._signed(request.method, rewritten, headers)
-            return await self._pass_on(h11.Request(method=request.method, target=rewritten.target, headers=headers), body)
+            changed = h11.Request(method=request.method, target=rewritten.target, headers=headers)
+            return await self._pass_on(changed, body)
         finally:
             self._room.give(self._taken)
             self._taken = 0

@@ -142,7 +142,7 @@ class Rewriter:
 
 def hidden_values(injection: Injection, values: Mapping[str, Value]) -> tuple[bytes, ...]:
     """What must not come back to a box, whichever request it was put into: a server may keep it for another."""
-    used = [rule.secret for rule in (*injection.headers, *injection.signing)]
+    used = [rule.secret for rule in injection.headers] + [rule.secret for rule in injection.signing]
     used += [name for _, name in injection.placeholders]
     found: list[str] = []
     for name in dict.fromkeys(used):

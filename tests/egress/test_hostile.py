@@ -445,6 +445,24 @@ def test_rules_of_one_box_are_not_those_of_another(machine: Machine) -> None:
     assert second.splitlines() == ["denied unresolved", f"hello from {TWO} over http"] * 10
 
 
+def test_addresses_that_names_may_stand_for_are_bounded(machine: Machine) -> None:
+    """Whoever answers for a domain gives each of its names as many as fit."""
+    program = """
+    found = 0
+    for number in range(600):
+        try:
+            found += len(socket.getaddrinfo(f"n{number}.many.example.com", 80, socket.AF_INET, socket.SOCK_STREAM))
+        except socket.gaierror:
+            break
+    print(found)
+    attempt(lambda: get("http://one.example.com/"))
+    """
+    egress = rules(ALL, {"hosts": ["*.many.example.com", "one.example.com"]})
+    count, last = lines(machine, program, egress, timeout=patient(60))
+    assert 8192 - 40 <= int(count) < 8192 + 40
+    assert last == f"hello from {ONE} over http"
+
+
 def test_what_is_told_is_bounded(machine: Machine) -> None:
     """A program that asks for many names, each of its own kind."""
     ran = machine.run(

@@ -30,9 +30,9 @@ SECRETS = Secrets(
 )
 RULES = EgressRules(server=allowlist_of({"hosts": ["*.example.com"]}), secrets=SECRETS)
 VALUES = {
-    "API_KEY": Value("value-of-the-key"),
-    "SHARED": Value("a value/with&signs"),
-    "CLOUD": Value(aws=AwsKeys("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")),
+    "API_KEY": Value("value-of-the-key", hosts=("api.example.com",)),
+    "SHARED": Value("a value/with&signs", hosts=("*.example.com",)),
+    "CLOUD": Value(aws=AwsKeys("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"), hosts=("*.example.com",)),
 }
 HEADER = {"host": "api.example.com", "name": "Authorization", "secret": "API_KEY", "format": "Bearer {}"}
 
@@ -297,6 +297,17 @@ def test_a_secret_that_is_gone_is_said_so() -> None:
     with pytest.raises(Refused) as refusal:
         Rewriter(injection, {}, "api.example.com").rewrite(b"/", head())
     assert refusal.value.status == 502
+
+
+@pytest.mark.parametrize("ask", [{"headers": [HEADER]}, {"secrets": ["API_KEY"]}])
+def test_a_secret_that_the_operator_took_from_a_host_is_not_sent_there(ask: dict[str, Any]) -> None:
+    """Whatever was agreed upon when the run was accepted: the file may have changed since."""
+    injection = agree(ask, owner=True).injection
+    values = {"API_KEY": Value("value-of-the-key", hosts=("other.example.com",))}
+    headers = head((b"x-key", injection.placeholders[0][0].encode() if injection.placeholders else b""))
+    with pytest.raises(Refused) as refusal:
+        Rewriter(injection, values, "api.example.com").rewrite(b"/", headers)
+    assert refusal.value.reason == "secret_unknown"
 
 
 @given(st.lists(st.sampled_from(["tidebox-secret-", "0123456789abcdef" * 2, "x", "tidebox-"]), max_size=8), st.data())

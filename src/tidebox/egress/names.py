@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tidebox.egress import dns
-from tidebox.egress.messages import MOST_PINNED
+from tidebox.egress.messages import MOST_PINNED, MOST_PINNED_ADDRESSES
 from tidebox.model.egress import Address, EgressPolicy, Verdict, normal_name, parse_address
 
 # Names that one box has asked for outside at one time: others wait for the same sockets, and some servers never answer.
@@ -39,7 +39,7 @@ class Names:
         self._names: dict[Address, list[str]] = {}
         self._verdicts: dict[Address, Verdict] = {}
         self._asking: dict[str, asyncio.Task[dns.Answer]] = {}
-        self._asked = 0
+        self._asked = self._pinned = 0
         self._turn = asyncio.Semaphore(MOST_AT_ONCE)
         for name, found in pins.items():
             self._pin(name, tuple(map(parse_address, found)))
@@ -82,7 +82,7 @@ class Names:
         if name not in self._addresses:
             task = self._asking.get(name)
             if task is None:
-                if not self._policy.may_ask(name) or self._asked >= MOST_PINNED:
+                if not self._policy.may_ask(name) or self._has_enough():
                     return dns.Answer(dns.REFUSED, ())
                 task = self._ask(name)
             answer = await asyncio.shield(task)
@@ -94,6 +94,9 @@ class Names:
         if found and not allowed:
             return dns.Answer(dns.REFUSED, found)
         return dns.Answer(dns.NO_ERROR if found else dns.NO_SUCH_NAME, allowed)
+
+    def _has_enough(self) -> bool:
+        return self._asked >= MOST_PINNED or self._pinned >= MOST_PINNED_ADDRESSES
 
     def _ask(self, name: str) -> asyncio.Task[dns.Answer]:
         if name not in self._asking:
@@ -114,6 +117,7 @@ class Names:
 
     def _pin(self, name: str, addresses: tuple[Address, ...]) -> None:
         self._addresses[name] = addresses
+        self._pinned += len(addresses)
         for address in addresses:
             self._names.setdefault(address, []).append(name)
             self._verdicts.pop(address, None)

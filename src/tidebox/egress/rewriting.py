@@ -135,7 +135,7 @@ class Rewriter:
 
     def _value(self, name: str) -> Value:
         found = self._values.get(name)
-        if found is None:
+        if found is None or not any(matches(item, self._host) for item in found.hosts):
             raise _unknown(name)
         return found
 
@@ -153,7 +153,7 @@ def hidden_values(injection: Injection, values: Mapping[str, Value]) -> tuple[by
 
 
 def _unknown(name: str) -> Refused:
-    return Refused(502, "secret_unknown", f"the secret {name} is not there any more")
+    return Refused(502, "secret_unknown", f"the secret {name} is not there any more, or not for this host")
 
 
 class Scanner:

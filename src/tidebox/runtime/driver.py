@@ -55,8 +55,9 @@ class Driver(Runner):
         except BaseException:
             self._close(box)
             raise
-        # One with a compiler's directory has what boxes of other programs have not.
-        keeps = files.keep_as and order.launch.compilation is None
+        # One with a compiler's directory has what boxes of other programs have not, and one that leads out has this
+        # program's rules.
+        keeps = files.keep_as and order.launch.compilation is None and not order.spec.has_network
         if keeps and box.features.renews and not box.gone and files.is_in(box):
             self._kept.put(files.keep_as, self._shape(order), box)
             return ending

@@ -270,6 +270,9 @@ MISMATCH = "HTTP/1.1 403 Forbidden"
         (HEAD + "X: " + "y" * 20000 + "\\r\\nHost: a.wild.example.org\\r\\n\\r\\n", False),
         ("PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n", False),
         (HEAD + f"Host: {SHARED}\\r\\n\\r\\n", False),
+        ("GET /a b HTTP/1.1\\r\\nHost: a.wild.example.org\\r\\n\\r\\n", False),
+        (" GET\\x0b/\\x0bHTTP/1.1\\r\\nHost: a.wild.example.org\\r\\n\\r\\n", False),
+        (HEAD + "X: y\\rHost: a.wild.example.org\\r\\n\\r\\n", False),
     ],
 )
 def test_the_host_of_a_request_must_be_one_that_leads_here(machine: Machine, request_: str, passes: bool) -> None:
@@ -298,6 +301,25 @@ def test_a_head_in_small_pieces_is_held_until_it_is_whole(machine: Machine) -> N
     assert said[:2] == ["HTTP/1.1 200 OK", MISMATCH]
     assert said[2].startswith("denied E")
     assert [head.splitlines()[1] for _, head in machine.world.requests] == [b"Host: tenant.example.com"]
+
+
+def test_no_line_is_so_long_that_it_is_let_by(machine: Machine) -> None:
+    machine.world.requests.clear()
+    program = f"""
+    def send(*pieces):
+        with socket.create_connection(("{SHARED}", 80), 20) as sock:
+            for piece in pieces:
+                sock.sendall(piece)
+                time.sleep(0.05)
+            return sock.recv(4096)
+    tail = b" HTTP/1.1\\r\\nHost: a.wild.example.org\\r\\n\\r\\n"
+    attempt(lambda: send(b"QUUX /" + b"x" * 9000, b"x" * 9000, tail))
+    attempt(lambda: send(b"QUUX / HTTP/1.1", b" " * 9000, b"\\r\\nHost: a.wild.example.org\\r\\n\\r\\n"))
+    """
+    ran = machine.run(python(program), TENANT)
+    assert all(line.startswith("denied E") for line in ran.out.splitlines()), ran.out
+    assert {reason for _, _, reason in ran.denied()} == {"dns_mismatch"}
+    assert machine.world.requests == []
 
 
 def test_the_name_of_tls_must_be_one_that_leads_here(machine: Machine) -> None:
@@ -332,7 +354,7 @@ def client_hello(name: str) -> bytes:
 
 
 def test_a_name_of_tls_that_is_cut_into_records_and_packets(machine: Machine) -> None:
-    hello = client_hello("a.wild.example.org")
+    hello, first = client_hello("a.wild.example.org"), client_hello("tenant.example.com")
     program = f"""
     hello = bytes.fromhex("{hello.hex()}")
     body = hello[5:]
@@ -352,9 +374,17 @@ def test_a_name_of_tls_that_is_cut_into_records_and_packets(machine: Machine) ->
     attempt(lambda: send([hello[:1], hello[1:3], hello[3:60], hello[60:]]))
     attempt(lambda: send([hello[:43] + bytes([255]) + hello[44:]]))
     attempt(lambda: send([b"\\x16\\x03\\x01\\xff\\xff" + bytes(100)]))
+    attempt(lambda: send([b"\\x15\\x03\\x01\\0\\2\\1\\x5a" + hello]))
+    attempt(lambda: send([b"\\x15", b"\\x03\\x01\\0\\2\\1\\x5a", hello]))
+    # A second hello, which a server wants that knows none of the keys of the first.
+    attempt(lambda: send([bytes.fromhex("{first.hex()}"), b"\\x14\\x03\\x03\\0\\1\\1" + hello]))
     """
     ran = machine.run(python(program), TENANT)
-    assert ran.out.splitlines() == ["denied ECONNRESET"] * 6, ran.err
+    *before, last = ran.out.splitlines()
+    assert before == ["denied ECONNRESET"] * 8, ran.err
+    # The server has answered the first by then.
+    assert last in ("denied ECONNRESET", repr(b"\x16\x03\x03"))
+    assert ("tenant.example.com", SHARED, "dns_mismatch") in ran.denied()
     assert {reason for _, _, reason in ran.denied()} == {"dns_mismatch"}
 
 
@@ -413,6 +443,24 @@ def test_rules_of_one_box_are_not_those_of_another(machine: Machine) -> None:
     first, second = machine.do(both())
     assert first.splitlines() == [f"hello from {ONE} over http", "denied unresolved"] * 10
     assert second.splitlines() == ["denied unresolved", f"hello from {TWO} over http"] * 10
+
+
+def test_addresses_that_names_may_stand_for_are_bounded(machine: Machine) -> None:
+    """Whoever answers for a domain gives each of its names as many as fit."""
+    program = """
+    found = 0
+    for number in range(600):
+        try:
+            found += len(socket.getaddrinfo(f"n{number}.many.example.com", 80, socket.AF_INET, socket.SOCK_STREAM))
+        except socket.gaierror:
+            break
+    print(found)
+    attempt(lambda: get("http://one.example.com/"))
+    """
+    egress = rules(ALL, {"hosts": ["*.many.example.com", "one.example.com"]})
+    count, last = lines(machine, program, egress, timeout=patient(60))
+    assert 8192 - 40 <= int(count) < 8192 + 40
+    assert last == f"hello from {ONE} over http"
 
 
 def test_what_is_told_is_bounded(machine: Machine) -> None:

@@ -308,6 +308,45 @@ def test_slow_servers_and_floods_do_not_hold_up_a_neighbour(machine: Machine) ->
     assert machine.do(beside()) == ["?\n"] * 5
 
 
+def test_names_that_nobody_answers_do_not_hold_up_a_neighbour(machine: Machine) -> None:
+    """One box asks without end for names of a domain whose servers are silent."""
+    flood = python("""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.connect(("127.0.0.1", 53))
+    for number in range(1500):
+        name = b"x%d" % number
+        question = bytes([len(name)]) + name + b"\\x05quiet\\x07example\\x03com\\0\\0\\1\\0\\1"
+        sock.send(struct.pack(">6H", 1, 0x100, 1, 0, 0, 0) + question)
+        if number == 250:
+            print("ready", flush=True)
+        time.sleep(0.002)
+    time.sleep(600)
+    """)
+
+    async def beside() -> list[tuple[str, float]]:
+        ready = asyncio.Event()
+        cancel = Switch()
+        lists = rules(ALL, {"hosts": ["*.quiet.example.com"]})
+        attacker = asyncio.create_task(
+            machine.arun(flood, lists, cancel=cancel, on_output=lambda _: ready.set(), timeout=600)
+        )
+        await ready.wait()
+        program = python(f"attempt(lambda: talk(('two.example.com', {ECHO}), b'?'))")
+        said = []
+        for _ in range(3):
+            began = time.monotonic()
+            ran = await machine.arun(program, rules(ALL, {"hosts": ["two.example.com"]}))
+            said.append((ran.out, time.monotonic() - began))
+        cancel.set()
+        await attacker
+        return said
+
+    said = machine.do(beside())
+    assert [out for out, _ in said] == ["?\n"] * 3
+    # Less than a question that nobody answers takes.
+    assert max(seconds for _, seconds in said) < patient(1.8), said
+
+
 def test_a_box_that_is_killed_takes_its_connections_along(machine: Machine) -> None:
     """Its own processes cannot say goodbye."""
     until(lambda: not machine.world.open)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import re
+import ssl
 import sysconfig
 import threading
 from collections.abc import Iterator
@@ -216,6 +217,35 @@ print(urllib.request.urlopen(request, timeout=20).status)
     assert machine.run(plain, vault.egress()).out == "False\n"
 
 
+IN_NODE = f"""
+fetch("https://one.example.com:{PORT}/node", {{headers: {{"X-Key": process.env.TIDEBOX_SECRET_ONE_KEY}}}})
+  .then(answer => console.log(answer.status, process.env.NODE_EXTRA_CA_CERTS), error => console.log(error.cause))
+"""
+IN_ELIXIR = f"""
+{{:ok, _}} = Application.ensure_all_started(:ssl)
+:inets.start()
+trust = [ssl: [verify: :verify_peer, cacertfile: System.get_env("SSL_CERT_FILE")]]
+headers = [{{~c"x-key", String.to_charlist(System.get_env("TIDEBOX_SECRET_ONE_KEY"))}}]
+request = {{~c"https://one.example.com:{PORT}/elixir", headers}}
+{{:ok, {{{{_, status, _}}, _, _}}}} = :httpc.request(:get, request, trust, [])
+IO.puts("#{{status}} #{{System.get_env("SSL_CERT_FILE")}}")
+"""
+
+
+@pytest.mark.parametrize(("language", "program"), [("node", IN_NODE), ("elixir", IN_ELIXIR)])
+def test_a_parked_interpreter_of_another_language_trusts_its_box(vault: Vault, language: str, program: str) -> None:
+    """Those read when they are started whom to trust: they are told by then."""
+    machine = vault.machine
+    if not machine.runtime.has_command(language):
+        pytest.skip(f"{language} is not there")
+    for _ in range(2):
+        ran = machine.run(program, vault.egress(secrets=["ONE_KEY"]), language=language)
+        assert ran.out == "200 /run/tidebox/ca.pem\n", ran.err
+        assert f"x-key: {VALUE}\r\n".encode() in vault.heard()
+        machine.do(machine.pool.filled())
+        assert any(machine.pool.parked(key) for key in machine.pool._ready if key.trusts and key.kind == language)
+
+
 def test_a_server_that_cannot_be_verified_hears_nothing(vault: Vault) -> None:
     vault.machine.world.resolver.names["false.example.com"] = [ONE]
     known = Secrets({"ONE_KEY": SecretInfo(name="ONE_KEY", hosts=("false.example.com",))})
@@ -244,6 +274,50 @@ def test_requests_to_aws_are_signed_anew(vault: Vault) -> None:
     assert "SignedHeaders=content-type;host;x-amz-date;x-amz-target, Signature=" in heard
     assert heard.endswith("\r\n{}")
     assert AWS not in heard + ran.out
+
+
+def test_bodies_that_wait_to_be_signed_are_bounded(vault: Vault) -> None:
+    """Each is kept whole until its end: a program that never comes to it has the process keep only so much."""
+    rule = {"host": "one.example.com", "kind": "aws_sigv4", "secret": "CLOUD", "region": "eu-west-1", "service": "svc"}
+    program = f"""
+import itertools, socket, ssl
+name = "one.example.com"
+context = ssl.create_default_context()
+def begin(size):
+    tls = context.wrap_socket(socket.create_connection((name, {PORT})), server_hostname=name)
+    tls.settimeout(20)
+    head = b"POST / HTTP/1.1\\r\\nHost: one.example.com\\r\\nContent-Length: %d\\r\\n\\r\\n"
+    tls.sendall(head % size)
+    return tls
+def end(tls):
+    return tls.recv(4096).split(b" ")[1]
+held = []
+for size in (*[(4 << 20) - 1] * 4, 1000):
+    tls = begin(4 << 20)
+    tls.sendall(bytes(size))
+    held.append(tls)
+def answered(tls):
+    tls.settimeout(0.1)
+    try:
+        return end(tls)
+    except TimeoutError:
+        tls.settimeout(20)
+refused, status = next((tls, found) for tls in itertools.cycle(held) if (found := answered(tls)))
+print(status)
+# The others are there, and are sent on when they are whole.
+whole = next(tls for tls in held[:4] if tls is not refused)
+whole.sendall(b"x")
+print(end(whole))
+for tls in held:
+    tls.close()
+for _ in range(9):
+    tls = begin(1 << 20)
+    tls.sendall(bytes(1 << 20))
+    print(end(tls))
+"""
+    ran = vault.machine.run(program, vault.egress(headers=[rule]), timeout=patient(60.0))
+    assert ran.out.split() == ["b'503'", "b'200'", *["b'200'"] * 9], ran.out + ran.err
+    assert ran.denied() == [("one.example.com", ONE, "limit")]
 
 
 def test_several_requests_of_a_connection_and_another_protocol_after_them(vault: Vault) -> None:
@@ -280,6 +354,63 @@ with context.wrap_socket(socket.create_connection((name, {PORT})), server_hostna
     assert ran.denied() == [("one.example.com", ONE, "secret_misplaced")]
 
 
+def test_a_secret_that_a_server_kept_does_not_come_back_by_another_connection(vault: Vault) -> None:
+    """Nothing is put into the second request."""
+    egress = vault.egress(secrets=["ONE_KEY"])
+    url = f"https://one.example.com:{PORT}"
+    twice = f"curl -sS -H X-K:$TIDEBOX_SECRET_ONE_KEY {url}/; curl -sS {url}/kept"
+    ran = vault.machine.run(["sh", "-c", twice], egress)
+    assert f"x-k: {VALUE}".encode() in vault.requests[-2]
+    assert ran.out.count("x-k: " + "*" * len(VALUE)) == 2, ran.err
+    assert VALUE not in ran.out
+
+
+def test_a_server_that_repeats_guesses_does_not_tell_how_a_secret_begins(vault: Vault) -> None:
+    """What a secret begins with comes back like anything else, and as soon."""
+    guesses = [VALUE[:1], VALUE[:10], VALUE[:-1], "x", "x" * 10, VALUE[:9] + "x"]
+    program = f"""
+import socket, ssl, time
+name = "one.example.com"
+context = ssl.create_default_context()
+with context.wrap_socket(socket.create_connection((name, {PORT})), server_hostname=name) as tls:
+    tls.settimeout(5)
+    tls.sendall(b"GET / HTTP/1.1\\r\\nHost: one.example.com\\r\\nUpgrade: bytes\\r\\nConnection: upgrade\\r\\n\\r\\n")
+    while not tls.recv(4096).endswith(b"\\r\\n\\r\\n"):
+        pass
+    for guess in {guesses!r}:
+        data = guess.encode() + b" "
+        for piece in (data[:-1], data[-1:]):
+            tls.sendall(piece)
+            found = b""
+            try:
+                while len(found) < len(piece):
+                    found += tls.recv(4096)
+            except TimeoutError:
+                pass
+            print(found == piece, end=" ")
+"""
+    ran = vault.machine.run(program, vault.egress(headers=[HEADER]), timeout=patient(60.0))
+    assert ran.out.split() == ["True"] * 2 * len(guesses), ran.err
+
+
+def test_a_placeholder_behind_a_body_is_found(vault: Vault) -> None:
+    count = len(vault.requests)
+    program = f"""
+import os, socket, ssl
+name = "one.example.com"
+context = ssl.create_default_context()
+with context.wrap_socket(socket.create_connection((name, {PORT})), server_hostname=name) as tls:
+    tls.sendall(b"POST / HTTP/1.1\\r\\nHost: one.example.com\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n")
+    tls.sendall(b"3\\r\\nabc\\r\\n0\\r\\n")
+    tls.sendall(b"X-Behind: " + os.environ["TIDEBOX_SECRET_TWO_KEY"].encode() + b"\\r\\n\\r\\n")
+    print(tls.recv(4096).decode().split(" ")[1:2])
+"""
+    ran = vault.machine.run(program, vault.egress(headers=[HEADER], secrets=["TWO_KEY"]))
+    assert ran.out == "['403']\n", ran.err
+    assert ran.denied() == [("one.example.com", ONE, "secret_misplaced")]
+    assert len(vault.requests) == count
+
+
 @pytest.mark.parametrize(
     ("bytes_", "status"),
     [
@@ -313,6 +444,31 @@ with context.wrap_socket(socket.create_connection((name, {PORT})), server_hostna
     assert found == (f"['{status}']" if status else found), ran.err
     assert found in ("[]", "['400']", "['421']", "['505']"), ran.err
     assert len(vault.requests) == count
+
+
+def test_connections_that_are_opened_are_fewer_in_a_second(vault: Vault) -> None:
+    """Each is two handshakes, for which others wait: a tenth of what a box may begin otherwise."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="one.example.com").do_handshake()
+    program = f"""
+import socket, threading, time
+hello = bytes.fromhex("{outgoing.read().hex()}")
+address = (socket.gethostbyname("one.example.com"), {PORT})
+count, end, began = 0, time.monotonic() + 5, time.monotonic()
+while time.monotonic() < end:
+    held = [socket.create_connection(address) for _ in range(16)]
+    for sock in held:
+        sock.sendall(hello)
+    for sock in held:
+        count += bool(sock.recv(1))
+        sock.close()
+print(count, time.monotonic() - began)
+"""
+    ran = vault.machine.run(program, vault.egress(headers=[HEADER]))
+    count, seconds = map(float, ran.out.split())
+    assert count <= 100 * (seconds + 1) + 16, ran.out
+    assert count > 50
 
 
 def test_a_process_that_died_comes_back_with_the_same_authority(vault: Vault) -> None:

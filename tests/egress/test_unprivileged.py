@@ -23,7 +23,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_the_suite_holds_without_root() -> None:
     """Every test passes but those of what such a user cannot have, which say so."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="tidebox-egress-") as name:
@@ -37,7 +37,7 @@ def test_the_suite_holds_without_root() -> None:
             [sys.executable, "-m", "pytest", *options, *tests],
             home,
             allow_weak_isolation=True,
-            timeout=380,
+            timeout=860,
             before=["unshare", "--net", sys.executable, "-c", _IN_A_NETWORK],
             environment={READY: "1"},
         )

@@ -63,10 +63,21 @@ class Vault:
                 while b"transfer-encoding: chunked" in head:
                     length = int(stream.readline(), 16)
                     body += stream.read(length)
-                    stream.readline()
+                    line = stream.readline()
                     if not length:
+                        while line not in (b"\r\n", b""):
+                            body += line
+                            line = stream.readline()
                         break
                 self.requests.append(head + body)
+                if head.startswith(b"GET /kept "):
+                    head, body = self.requests[-2], b""
+                if b"upgrade: bytes" in head:
+                    stream.write(b"HTTP/1.1 101 Switching\r\nUpgrade: bytes\r\nConnection: upgrade\r\n\r\n")
+                    stream.flush()
+                    while data := secure.recv(4096):
+                        secure.sendall(data)
+                    return
                 if b"upgrade: echo" in head:
                     stream.write(b"HTTP/1.1 101 Switching\r\nUpgrade: echo\r\nConnection: upgrade\r\n\r\n")
                     stream.flush()

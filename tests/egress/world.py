@@ -68,6 +68,8 @@ NAMES: dict[str, list[str]] = {
     "mixed.example.com": [ONE, "127.0.0.1"],
 }
 SILENT_NAMES = ("silent.example.com",)
+SILENT_DOMAIN = ".quiet.example.com"
+"""Of which no name is ever answered."""
 
 
 def prepare_network() -> None:
@@ -135,11 +137,13 @@ class Resolver(threading.Thread):
         name = ".".join(labels)
         (kind,) = unpack_from(">H", data, place + 1)
         self.asked.append((name, kind))
-        if name in SILENT_NAMES:
+        if name in SILENT_NAMES or name.endswith(SILENT_DOMAIN):
             return None
         found = self.names.get(name)
         if name in self.large:
             found = self.large[name] if by_stream else []
+        if name.endswith(".many.example.com"):
+            found = [f"45.{33 + len(labels[0])}.{number}.1" for number in range(20)]
         if name in self.rebinding and kind == 1:
             found = [next(self.rebinding[name])]
         packed = [ipaddress.ip_address(item).packed for item in found or ()]
@@ -380,7 +384,7 @@ class Machine:
             limits=Limits(),
             max_age=3600,
             most_guests=4,
-            guest_sizes={"python": 1, "any": 1},
+            guest_sizes={"python": 1, "any": 1, "node": 1, "elixir": 1},
         )
         self.pool.start()
         self.driver = Driver(self.runtime, self.pool)

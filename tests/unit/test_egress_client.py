@@ -101,6 +101,17 @@ async def test_no_more_names_are_kept_than_a_box_may_have(process: Process) -> N
     assert attachment._pins[names[0]] == ("192.0.2.2",)
 
 
+async def test_no_more_addresses_are_kept_than_a_box_may_have(process: Process) -> None:
+    attachment = await process.attach()
+    addresses = tuple(f"192.0.2.{number}" for number in range(48))
+    pins = [messages.encode(messages.Pinned(f"n{number}.example.com", addresses)) for number in range(1000)]
+    await process.tell(attachment, *pins)
+    assert 0 < sum(map(len, attachment._pins.values())) < 2 * messages.MOST_PINNED_ADDRESSES
+    # All of it can be told to a process that is started anew.
+    rules = BoxEgress(policy=EgressPolicy(()))
+    assert len(messages.encode(messages.Serve.of(rules, attachment._pins, messages.Bounds()))) < messages.MOST_BYTES
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -177,6 +177,18 @@ def test_no_bytes_break_the_looking(data: bytes) -> None:
         (b"GET /" + b"x" * 9000, sight.Sight("http", contradictory=True)),
         (b"hello", sight.Sight("", may_turn=True)),
         (b"\r\n", sight.Sight("", may_turn=True)),
+        (b"\x15\x03\x01\0\2\1\x5a\x16", sight.Sight("tls", contradictory=True)),
+        (b"\x14\x03\x03\0\1\1", sight.Sight("tls", contradictory=True)),
+        (b"\x15", sight.NEEDED),
+        (b"\x15\x04", sight.OTHER),
+        (b"GET /a b HTTP/1.1\r\n", sight.Sight("http", contradictory=True)),
+        (b"GET\x0b/\x0bHTTP/1.1\r\n", sight.Sight("http", contradictory=True)),
+        (b" GET\xa0/ HTTP/1.1 \x0c \r\n", sight.Sight("http", contradictory=True)),
+        (b"GET\x0b/", sight.Sight("", may_turn=True)),
+        (b"FOO /" + b"x" * 9000, sight.Sight("", may_turn=True)),
+        (b"hello HTTP/1.1 there\n", sight.OTHER),
+        (b"\0\0\0\x08 HTTP/1.1\n", sight.OTHER),
+        (b"GET / HTTP/1.1\r\nX: y\rHost: b.com\r\n\r\n", sight.Sight("http", contradictory=True)),
     ],
 )
 def test_what_is_seen(data: bytes, seen: object) -> None:
@@ -189,6 +201,58 @@ def test_a_line_that_becomes_a_request_is_noticed_before_its_end_is_sent() -> No
     assert not line.feed(b"\r\n")
     other = sight.FirstLine()
     assert all(other.feed(piece) for piece in (b"hello", b" there\n", b"GET / HTTP/1.1\r\n"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"QUUX /" + b"x" * 100_000 + b" HTTP/1.1\r\n",
+        b"QUUX / HTTP/1.1" + b" \t" * 5000 + b"\r\n",
+        b"\r\n\r\n GET\x0b/\x0cHTTP/1.1\n",
+        b"\xa0QUUX / a b HTTP/1.0\n",
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 1000, 200_000])
+def test_no_line_is_too_long_or_too_odd_to_be_a_request(line: bytes, size: int) -> None:
+    watch = sight.FirstLine()
+    pieces = [line[at : at + size] for at in range(0, len(line), size)]
+    assert all(map(watch.feed, pieces[:-1]))
+    assert not watch.feed(pieces[-1])
+
+
+@pytest.mark.parametrize("line", [b"QUUX HTTP/1.1 x\n", b"\0 / HTTP/1.1\n", b"a" * 100_000 + b"\n", b"220 HTTP\n"])
+def test_other_lines_are_let_by(line: bytes) -> None:
+    for size in (1, 5, 100_001):
+        watch = sight.FirstLine()
+        assert all(watch.feed(line[at : at + size]) for at in range(0, len(line), size))
+        assert watch.over
+
+
+@given(st.binary(max_size=300), st.integers(1, 20))
+def test_no_bytes_break_the_watching(data: bytes, size: int) -> None:
+    for watch in (sight.FirstLine(), sight.Hellos("a.com")):
+        for at in range(0, len(data), size):
+            watch.feed(data[at : at + size])
+
+
+@pytest.mark.parametrize("size", [1, 3, 100, 5000])
+@pytest.mark.parametrize("between", [b"", b"\x14\x03\x03\0\1\1", b"\x15\x03\x03\0\2\1\x5a"])
+def test_a_second_hello_must_show_the_same_name(size: int, between: bytes) -> None:
+    """A server that wants other keys is sent another: its name may be the one that counts there."""
+
+    def passes(*messages: bytes) -> bool:
+        watch, data = sight.Hellos("one.example.com"), b"".join(messages)
+        return all(watch.feed(data[at : at + size]) for at in range(0, len(data), size))
+
+    first, other = hello("one.example.com"), hello("two.example.com")
+    assert passes(first, between, first, b"\x17\x03\x03\0\5hello")
+    assert not passes(first, between, other)
+    body = other[5:]
+    cut = [b"\x16\x03\x03" + pack(">H", len(part)) + part for part in (body[:9], body[9:])]
+    assert not passes(first, cut[0], between, cut[1])
+    # What comes after the keys shows nothing.
+    assert passes(first, between, b"\x17\x03\x03\0\1x", other)
+    assert passes(first, between, b"\x16\x03\x03\0\4\x10\0\0\0", other)
 
 
 def test_rules_come_across_as_they_are() -> None:

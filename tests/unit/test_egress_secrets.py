@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidebox.config import load_settings
 from tidebox.egress import secrets, sigv4
-from tidebox.egress.rewriting import MISPLACED, Mask, Refused, Rewriter, Scanner
+from tidebox.egress.rewriting import MISPLACED, Mask, Refused, Rewriter, Scanner, hidden_values
 from tidebox.egress.secrets import AwsKeys, Value
 from tidebox.errors import Forbidden, InvalidRequest, PolicyUnsupported
 from tidebox.model.egress import Allowlist, allowlist_of
@@ -30,9 +30,9 @@ SECRETS = Secrets(
 )
 RULES = EgressRules(server=allowlist_of({"hosts": ["*.example.com"]}), secrets=SECRETS)
 VALUES = {
-    "API_KEY": Value("value-of-the-key"),
-    "SHARED": Value("a value/with&signs"),
-    "CLOUD": Value(aws=AwsKeys("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")),
+    "API_KEY": Value("value-of-the-key", hosts=("api.example.com",)),
+    "SHARED": Value("a value/with&signs", hosts=("*.example.com",)),
+    "CLOUD": Value(aws=AwsKeys("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"), hosts=("*.example.com",)),
 }
 HEADER = {"host": "api.example.com", "name": "Authorization", "secret": "API_KEY", "format": "Bearer {}"}
 
@@ -93,6 +93,7 @@ def test_a_host_of_a_secret_must_be_allowed_by_name_in_every_list() -> None:
         {**HEADER, "format": "no place"},
         {**HEADER, "format": "{} and {}"},
         {**HEADER, "format": "{}\r\nX: y"},
+        {**HEADER, "format": "{} "},
         {**HEADER, "secret": "lower"},
         {**HEADER, "host": "*"},
         {**HEADER, "value": "x"},
@@ -235,7 +236,7 @@ def test_a_header_rule_replaces_what_the_program_wrote() -> None:
     done = found.rewrite(b"/", head((b"authorization", b"Bearer mine"), (b"accept-encoding", b"gzip")))
     assert [value for name, value in done.headers if name == b"authorization"] == [b"Bearer value-of-the-key"]
     assert [value for name, value in done.headers if name == b"accept-encoding"] == [b"identity"]
-    assert b"value-of-the-key" in done.hidden
+    assert done.packed == ()
 
 
 def test_a_placeholder_becomes_the_secret_in_headers_paths_and_passwords() -> None:
@@ -249,7 +250,7 @@ def test_a_placeholder_becomes_the_secret_in_headers_paths_and_passwords() -> No
     assert done.target == b"/bota%20value%2Fwith%26signs/x?key=a%20value%2Fwith%26signs"
     assert (b"x-key", b"token a value/with&signs") in done.headers
     assert (b"authorization", b"Basic " + base64.b64encode(b"me:a value/with&signs")) in done.headers
-    assert base64.b64encode(b"me:a value/with&signs") in done.hidden
+    assert done.packed == (base64.b64encode(b"me:a value/with&signs"),)
 
 
 @pytest.mark.parametrize("where", ["target", "header", "password", "name"])
@@ -298,6 +299,17 @@ def test_a_secret_that_is_gone_is_said_so() -> None:
     assert refusal.value.status == 502
 
 
+@pytest.mark.parametrize("ask", [{"headers": [HEADER]}, {"secrets": ["API_KEY"]}])
+def test_a_secret_that_the_operator_took_from_a_host_is_not_sent_there(ask: dict[str, Any]) -> None:
+    """Whatever was agreed upon when the run was accepted: the file may have changed since."""
+    injection = agree(ask, owner=True).injection
+    values = {"API_KEY": Value("value-of-the-key", hosts=("other.example.com",))}
+    headers = head((b"x-key", injection.placeholders[0][0].encode() if injection.placeholders else b""))
+    with pytest.raises(Refused) as refusal:
+        Rewriter(injection, values, "api.example.com").rewrite(b"/", headers)
+    assert refusal.value.reason == "secret_unknown"
+
+
 @given(st.lists(st.sampled_from(["tidebox-secret-", "0123456789abcdef" * 2, "x", "tidebox-"]), max_size=8), st.data())
 def test_a_placeholder_is_found_however_it_is_cut(parts: list[str], data: st.DataObject) -> None:
     known = "tidebox-secret-" + "0123456789abcdef" * 2
@@ -317,8 +329,8 @@ def test_a_placeholder_is_found_however_it_is_cut(parts: list[str], data: st.Dat
 
 @given(st.lists(st.sampled_from([b"secret", b"sec", b"ret", b"secsecret", b"."]), max_size=10), st.data())
 def test_what_comes_back_is_hidden_however_it_is_cut(parts: list[bytes], data: st.DataObject) -> None:
-    mask = Mask()
-    mask.hide([b"secret", b"ret."])
+    mask = Mask([b"secret"])
+    mask.hide([b"ret."])
     text, out = b"".join(parts), b""
     rest = text
     while rest:
@@ -330,12 +342,41 @@ def test_what_comes_back_is_hidden_however_it_is_cut(parts: list[bytes], data: s
     assert b"secret" not in out
 
 
-def test_bytes_that_begin_nothing_hidden_are_not_held_back() -> None:
-    mask = Mask()
-    mask.hide([b"secret"])
-    assert mask.feed(b"data: token\n\n") == b"data: token\n\n"
-    assert mask.feed(b"a sec") == b"a "
-    assert mask.feed(b"ond\n") == b"second\n"
+def test_as_much_is_held_back_whatever_it_is() -> None:
+    """Else a program that has a server repeat its guesses would see which of them a secret begins with."""
+    for guess in (b"sec", b"see", b"xxx", b"secre", b"secrex", b"\0"):
+        mask = Mask([b"secret", b"other"])
+        out = mask.feed(b"data: " + guess)
+        assert len(out) == len(b"data: " + guess) - 5
+        assert mask.holds
+        assert out + mask.release() == b"data: " + guess
+        assert not mask.holds
+
+
+@pytest.mark.parametrize("size", range(1, 6))
+def test_of_a_value_that_comes_very_slowly_the_rest_is_hidden(size: int) -> None:
+    mask = Mask([b"secret"])
+    out = mask.feed(b"a " + b"secret"[:size]) + mask.release()
+    out += mask.feed(b"secret"[size:] + b" and secret") + mask.flush()
+    assert out == b"a " + b"secret"[:size] + b"*" * (6 - size) + b" and ******"
+
+
+def test_no_more_is_looked_for_than_there_may_be() -> None:
+    """A program packs its password with as many names as it likes."""
+    mask = Mask([b"secret"])
+    for number in range(1000):
+        mask.hide([b"packed-%d" % number])
+    assert mask.whole(b"secret packed-999 packed-1") == b"*" * 6 + b" " + b"*" * 10 + b" packed-1"
+    assert len(mask._hidden) <= 32
+
+
+def test_every_secret_of_a_box_is_hidden_whatever_was_put_in() -> None:
+    injection = agree({"headers": [HEADER], "secrets": ["SHARED"]}, owner=True).injection
+    assert hidden_values(injection, VALUES) == (
+        b"value-of-the-key",
+        b"a value/with&signs",
+        b"a%20value%2Fwith%26signs",
+    )
 
 
 # Signatures, by the examples of the specification

@@ -21,6 +21,8 @@ from tidebox.model.egress import NO_MATCH, POLICY_CHANGED, Address, EgressPolicy
 
 # How often a box may connect or ask for a name in a second, for a while and at once: others wait for the same process.
 _PER_SECOND, _AT_ONCE = 1000.0, 1000.0
+# Of these, what a connection that is opened counts for: two handshakes of TLS take so much longer.
+_OPENED = 10.0
 _MOST_PER_TURN = 32
 _MOST_UNSENT = 1 << 20
 _LONGEST_NAME = 253
@@ -193,6 +195,9 @@ class ServedBox(asyncio.Protocol):
         if self._is_spent():
             raise Stop(LIMIT)
         return 0.0 if self._rate is None else self._rate.take(size)
+
+    def opening(self) -> None:
+        self._pace.take(_OPENED - 1)
 
     # Names
 

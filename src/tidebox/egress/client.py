@@ -47,6 +47,7 @@ class Attachment(asyncio.Protocol):
         self._rules = rules
         self._tell = tell
         self._pins: dict[str, tuple[str, ...]] = {}
+        self._pinned = 0
         self._told = 0
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[messages.Counted]] = {}
@@ -136,8 +137,12 @@ class Attachment(asyncio.Protocol):
             self._tell(seen.event())
 
     def _pin(self, pinned: messages.Pinned) -> None:
-        if pinned.name in self._pins or len(self._pins) < messages.MOST_PINNED:
+        known = self._pins.get(pinned.name)
+        count = self._pinned - len(known or ()) + len(pinned.addresses)
+        # A few that were on their way come on top of what the process allows.
+        if count < 2 * messages.MOST_PINNED_ADDRESSES and (known is not None or len(self._pins) < messages.MOST_PINNED):
             self._pins[pinned.name] = pinned.addresses
+            self._pinned = count
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

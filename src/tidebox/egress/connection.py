@@ -18,7 +18,6 @@ from tidebox.model.egress import (
     DNS_MISMATCH,
     NO_MATCH,
     Address,
-    EgressPolicy,
     Verdict,
     normal_name,
     parse_address,
@@ -40,7 +39,6 @@ _address = functools.lru_cache(maxsize=4096)(parse_address)
 class Owner(Protocol):
     """The box, as a connection needs it."""
 
-    policy: EgressPolicy
     names: Names
     questions: Questions
     dial: Dial
@@ -49,6 +47,9 @@ class Owner(Protocol):
 
     def count(self, size: int, outbound: bool) -> float:
         """Bytes that go by: how long to wait before the next; raises ``Stop``."""
+
+    def opening(self) -> None:
+        """Take note that a connection is opened, which is more work than to pass it on."""
 
     def allowed(self, host: str | None, address: Address, port: int, rule: str | None) -> None:
         """Take note."""
@@ -82,8 +83,7 @@ class Connection:
         """Whether the rules of the box, as they are now, allow it."""
         if self._address is None:
             return True
-        verdict = self._box.policy.decide(self._address, self._box.names.of(self._address))
-        return verdict.seen(self._host).allowed
+        return self._box.names.decide(self._address).seen(self._host).allowed
 
     def note_denied(self, reason: str) -> None:
         """Tell why it is ended."""
@@ -147,8 +147,8 @@ class Connection:
                 self._relay.close()
                 return await self._hand_over(interceptor, host)
         scans = [] if interceptor is None else [interceptor.scan()]
-        if seen is not None and seen.may_turn and verdict.names is not None:
-            scans.append(_watch_first_line())
+        if seen is not None and verdict.names is not None:
+            scans.append(_watch(seen))
         self._relay.ask(_together([scan for scan in scans if scan is not None]))
         stop = await self._over
         if stop is not None:
@@ -164,6 +164,7 @@ class Connection:
     async def _hand_over(self, interceptor: Interceptor, host: str) -> None:
         assert self._address is not None
         assert self._upstream is not None
+        self._box.opening()
         handed = Handed(
             client=self._client,
             upstream=self._upstream,
@@ -199,11 +200,11 @@ class Connection:
 
     async def _decide(self, address: Address) -> Verdict:
         names = self._box.names
-        verdict = self._box.policy.decide(address, names.of(address))
+        verdict = names.decide(address)
         if not verdict.allowed:
             # The name that leads here may be on its way.
             await names.settled()
-            verdict = self._box.policy.decide(address, names.of(address))
+            verdict = names.decide(address)
         return verdict
 
     async def _look(self) -> sight.Sight | None:
@@ -302,11 +303,17 @@ def _peek(sock: socket.socket) -> bytes | None:
         return None
 
 
-def _watch_first_line() -> Scan:
-    line = sight.FirstLine()
+def _watch(seen: sight.Sight) -> Scan | None:
+    """What follows what was seen, where that may show another name."""
+    if seen.protocol == "tls":
+        watch: sight.FirstLine | sight.Hellos = sight.Hellos(seen.name)
+    elif seen.may_turn:
+        watch = sight.FirstLine()
+    else:
+        return None
 
     def scan(data: memoryview) -> None:
-        if not line.feed(bytes(data)):
+        if not watch.over and not watch.feed(bytes(data)):
             raise Stop(DNS_MISMATCH)
 
     return scan

@@ -14,8 +14,8 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from tidebox.egress import sigv4
 from tidebox.egress.authority import Authority
 from tidebox.egress.handing import Handed
 from tidebox.egress.keys import KeyPair
+from tidebox.egress.pace import Room
 from tidebox.egress.relay import Scan, Stop
-from tidebox.egress.rewriting import MALFORMED, Mask, Refused, Rewriter, Rewritten, Scanner
+from tidebox.egress.rewriting import MALFORMED, Mask, Refused, Rewriter, Rewritten, Scanner, hidden_values
 from tidebox.egress.secrets import Value, read
 from tidebox.egress.tls import TlsStream, upstream_context
 from tidebox.errors import InvalidRequest
@@ -36,9 +37,13 @@ from tidebox.model.injection import Injection
 _HANDSHAKE_SECONDS = 15.0
 _GOODBYE_SECONDS = 2.0
 _GOODBYE_BYTES = 1 << 18
+# How long the end of what a server sends waits for what follows, in which a value may go on.
+_HOLD_SECONDS = 0.1
 _LARGEST_HEAD = 64 * 1024
 _LARGEST_SIGNED = 4 << 20
 """Of a body that must be known before its request is signed."""
+_MOST_SIGNED, _MOST_SIGNED_IN_ALL = 16 << 20, 256 << 20
+"""Of all such bodies of a box that wait at one time, and of all boxes."""
 UNVERIFIED = "tls_unverified"
 _Event = h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
 
@@ -51,6 +56,8 @@ class Interceptor:
     values: Mapping[str, Value]
     authority: Authority
     upstream: ssl.SSLContext
+    room: Room
+    """For bodies that are to be signed."""
 
     def opens(self, host: str) -> bool:
         """Whether connections to a host are opened."""
@@ -84,10 +91,11 @@ class Opener:
 
     values: Mapping[str, Value]
     upstream: ssl.SSLContext
+    room: Room = field(default_factory=lambda: Room(_MOST_SIGNED_IN_ALL))
 
     def interceptor(self, injection: Injection, authority: KeyPair) -> Interceptor:
         """That of one box."""
-        return Interceptor(injection, self.values, Authority(authority), self.upstream)
+        return Interceptor(injection, self.values, Authority(authority), self.upstream, Room(_MOST_SIGNED, self.room))
 
 
 def open_with(secrets: Sequence[int], ca_file: str | None) -> Opener:
@@ -106,8 +114,9 @@ class _Conversation:
 
     def __init__(self, interceptor: Interceptor, handed: Handed) -> None:
         self._handed = handed
+        self._room, self._taken = interceptor.room, 0
         self._rewriter = Rewriter(interceptor.injection, interceptor.values, handed.host)
-        self._mask = Mask()
+        self._mask = Mask(hidden_values(interceptor.injection, interceptor.values))
         self._client = TlsStream(
             handed.client,
             interceptor.authority.context(handed.host),
@@ -166,13 +175,21 @@ class _Conversation:
         rewritten = self._rewriter.rewrite(
             request.target, [(bytes(name), bytes(value)) for name, value in request.headers]
         )
-        self._mask.hide(rewritten.hidden)
+        self._mask.hide(rewritten.packed)
         headers, body = rewritten.headers, None
         if not any(name == b"host" for name, _ in headers):
             headers = [(b"host", self._handed.host.encode()), *headers]
-        if rewritten.signing is not None:
-            headers, body = await self._signed(request.method, rewritten, headers)
-        await self._send_outer(h11.Request(method=request.method, target=rewritten.target, headers=headers))
+        try:
+            if rewritten.signing is not None:
+                headers, body = await self._signed(request.method, rewritten, headers)
+            changed = h11.Request(method=request.method, target=rewritten.target, headers=headers)
+            return await self._pass_on(changed, body)
+        finally:
+            self._room.give(self._taken)
+            self._taken = 0
+
+    async def _pass_on(self, request: h11.Request, body: bytes | None) -> bool:
+        await self._send_outer(request)
         sending = asyncio.ensure_future(self._send_body(body))
         answering = asyncio.ensure_future(self._answer())
         try:
@@ -237,6 +254,9 @@ class _Conversation:
             body += event.data
             if len(body) > _LARGEST_SIGNED:
                 raise Refused(413, "limit", f"a body of more than {_LARGEST_SIGNED} bytes cannot be signed")
+            if not self._room.take(len(event.data)):
+                raise Refused(503, "limit", "too many bodies wait to be signed")
+            self._taken += len(event.data)
         if not isinstance(event, h11.EndOfMessage):
             raise ConnectionResetError
         self._rewriter.scanner.check_whole(bytes(body))
@@ -254,14 +274,19 @@ class _Conversation:
                 scanner.feed(bytes(event.data))
                 await self._send_outer(event)
             elif isinstance(event, h11.EndOfMessage):
+                self._check_trailers(event)
                 return await self._send_outer(event)
             else:
                 raise ConnectionResetError
 
+    def _check_trailers(self, end: h11.EndOfMessage) -> None:
+        for part in (part for item in end.headers for part in item):
+            self._rewriter.scanner.check_whole(bytes(part))
+
     async def _answer(self) -> bool:
         """Pass the response on; whether the two speak another protocol from now on."""
         while True:
-            event = await self._next_outer()
+            event = await self._next_answer()
             if isinstance(event, h11.InformationalResponse):
                 headers = self._masked(event.headers)
                 await self._send_inner(h11.InformationalResponse(status_code=event.status_code, headers=headers))
@@ -284,7 +309,29 @@ class _Conversation:
                 raise ConnectionResetError
 
     def _masked(self, headers: h11._headers.Headers) -> list[tuple[bytes, bytes]]:
-        return [(bytes(name), self._mask.whole(bytes(value))) for name, value in headers]
+        return [(self._mask.whole(bytes(name)), self._mask.whole(bytes(value))) for name, value in headers]
+
+    async def _next_answer(self) -> _Event:
+        async def release() -> None:
+            await self._send_inner(h11.Data(data=self._mask.release()))
+
+        while (event := self._outer.next_event()) is h11.NEED_DATA:
+            self._outer.receive_data(await self._read_answer(release))
+        return event
+
+    async def _read_answer(self, release: Callable[[], Awaitable[None]]) -> bytes:
+        """The server's next bytes; what is held back meanwhile goes on after a moment, whatever it is."""
+        if not self._mask.holds:
+            return await self._server.read()
+        reading = asyncio.ensure_future(self._server.read())
+        try:
+            done, _ = await asyncio.wait({reading}, timeout=_HOLD_SECONDS)
+            if not done:
+                await release()
+            return await reading
+        finally:
+            if not reading.done():
+                await _end(reading)
 
     async def _copy(self) -> None:
         """Bytes both ways, as of a WebSocket."""
@@ -296,9 +343,12 @@ class _Conversation:
                 await self._server.write(data)
                 data = b""
 
+        async def release() -> None:
+            await self._client.write(self._mask.release())
+
         async def back() -> None:
             data = self._outer.trailing_data[0]
-            while data or (data := await self._server.read()):
+            while data or (data := await self._read_answer(release)):
                 await self._client.write(self._mask.feed(data))
                 data = b""
             await self._client.write(self._mask.flush())
@@ -328,9 +378,6 @@ class _Conversation:
 
     async def _next_inner(self) -> _Event:
         return await _next(self._inner, self._client)
-
-    async def _next_outer(self) -> _Event:
-        return await _next(self._outer, self._server)
 
     async def _send_inner(self, event: h11.Event) -> None:
         if data := self._inner.send(event):

@@ -22,6 +22,8 @@ MOST_SEEN = 1000
 """How many connections and names of a box are told of singly."""
 MOST_PINNED = 2000
 """Names that a box may have had resolved: more than a list has rules, for wildcards."""
+MOST_PINNED_ADDRESSES = 8192
+"""That these names may stand for together: whoever answers for a domain may give each name dozens."""
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
 _Address = Annotated[str, msgspec.Meta(max_length=45)]
 

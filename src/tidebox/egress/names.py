@@ -7,8 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tidebox.egress import dns
-from tidebox.egress.messages import MOST_PINNED
-from tidebox.model.egress import Address, EgressPolicy, normal_name, parse_address
+from tidebox.egress.messages import MOST_PINNED, MOST_PINNED_ADDRESSES
+from tidebox.model.egress import Address, EgressPolicy, Verdict, normal_name, parse_address
+
+# Names that one box has asked for outside at one time: others wait for the same sockets, and some servers never answer.
+MOST_AT_ONCE = 32
+_SETTLE_SECONDS = 3.0
 
 
 class Asks(Protocol):
@@ -33,8 +37,10 @@ class Names:
         self._on_pinned = on_pinned
         self._addresses: dict[str, tuple[Address, ...]] = {}
         self._names: dict[Address, list[str]] = {}
+        self._verdicts: dict[Address, Verdict] = {}
         self._asking: dict[str, asyncio.Task[dns.Answer]] = {}
-        self._asked = 0
+        self._asked = self._pinned = 0
+        self._turn = asyncio.Semaphore(MOST_AT_ONCE)
         for name, found in pins.items():
             self._pin(name, tuple(map(parse_address, found)))
         self.follow(policy)
@@ -42,6 +48,7 @@ class Names:
     def follow(self, policy: EgressPolicy) -> None:
         """Go by these rules from now on, and resolve what they have by name."""
         self._policy = policy
+        self._verdicts.clear()
         for name in policy.pinned_names():
             if name not in self._addresses:
                 self._ask(name)
@@ -50,10 +57,22 @@ class Names:
         """The names that stand for an address."""
         return self._names.get(address, [])
 
+    def decide(self, address: Address) -> Verdict:
+        """Whether a connection may be made, by what names stand for.
+
+        Kept: a box may have thousands of names for one address, and connects a thousand times in a second.
+        """
+        found = self._verdicts.get(address)
+        if found is None:
+            found = self._policy.decide(address, self.of(address))
+            if len(self._verdicts) < MOST_PINNED:
+                self._verdicts[address] = found
+        return found
+
     async def settled(self) -> None:
         """Wait for the names that are being resolved, which does not take long."""
         if self._asking:
-            await asyncio.wait(list(self._asking.values()))
+            await asyncio.wait(list(self._asking.values()), timeout=_SETTLE_SECONDS)
 
     async def look_up(self, text: str) -> dns.Answer:
         """What a program is told of a name; refused where the box may not have it."""
@@ -63,7 +82,7 @@ class Names:
         if name not in self._addresses:
             task = self._asking.get(name)
             if task is None:
-                if not self._policy.may_ask(name) or self._asked >= MOST_PINNED:
+                if not self._policy.may_ask(name) or self._has_enough():
                     return dns.Answer(dns.REFUSED, ())
                 task = self._ask(name)
             answer = await asyncio.shield(task)
@@ -76,6 +95,9 @@ class Names:
             return dns.Answer(dns.REFUSED, found)
         return dns.Answer(dns.NO_ERROR if found else dns.NO_SUCH_NAME, allowed)
 
+    def _has_enough(self) -> bool:
+        return self._asked >= MOST_PINNED or self._pinned >= MOST_PINNED_ADDRESSES
+
     def _ask(self, name: str) -> asyncio.Task[dns.Answer]:
         if name not in self._asking:
             self._asked += 1
@@ -84,7 +106,8 @@ class Names:
 
     async def _resolve(self, name: str) -> dns.Answer:
         try:
-            answer = await self._resolver.addresses(name)
+            async with self._turn:
+                answer = await self._resolver.addresses(name)
             if answer.code in (dns.NO_ERROR, dns.NO_SUCH_NAME):
                 self._pin(name, answer.addresses)
                 self._on_pinned(name, answer.addresses)
@@ -94,8 +117,10 @@ class Names:
 
     def _pin(self, name: str, addresses: tuple[Address, ...]) -> None:
         self._addresses[name] = addresses
+        self._pinned += len(addresses)
         for address in addresses:
             self._names.setdefault(address, []).append(name)
+            self._verdicts.pop(address, None)
 
     def close(self) -> None:
         """Ask no more."""

@@ -1,4 +1,4 @@
-"""How much of something there may be in a second."""
+"""How much of something there may be in a second, or at one time."""
 
 from __future__ import annotations
 
@@ -19,3 +19,24 @@ class Allowance:
         self._left = min(self._left + (now - self._then) * self._rate, self._most) - amount
         self._then = now
         return max(-self._left / self._rate, 0.0)
+
+
+class Room:
+    """So much at one time, of what has room for more."""
+
+    def __init__(self, most: int, within: Room | None = None) -> None:
+        self._left = most
+        self._within = within
+
+    def take(self, amount: int) -> bool:
+        """Take so much, if there is as much."""
+        if amount > self._left or (self._within is not None and not self._within.take(amount)):
+            return False
+        self._left -= amount
+        return True
+
+    def give(self, amount: int) -> None:
+        """Give it back."""
+        self._left += amount
+        if self._within is not None:
+            self._within.give(amount)

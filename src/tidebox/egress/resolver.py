@@ -22,8 +22,8 @@ TRY_SECONDS = 1.0
 SECONDS = 2.5
 """How long a name may take altogether."""
 _TRIES = 2
-# Each is a socket: a thousand names are asked for at once by what has room for fewer.
-_MOST_AT_ONCE = 128
+# Each is a socket. A box has a bound of its own, far below this.
+_MOST_AT_ONCE = 1024
 _FAR_AWAY = ("2600::", 443)
 
 Server = tuple[str, int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -20,6 +21,8 @@ MALFORMED = "malformed"
 _PLACEHOLDER = re.compile(re.escape(PLACEHOLDER_PREFIX.encode()) + rb"[0-9a-f]{32}")
 _LONGEST = len(PLACEHOLDER_PREFIX) + 32
 _MASK = b"*"
+# Passwords that a program has packed with names of its own.
+_MOST_PACKED = 16
 
 
 class Refused(Exception):
@@ -46,8 +49,8 @@ class Rewritten:
 
     target: bytes
     headers: Headers
-    hidden: tuple[bytes, ...]
-    """What was put in, and must not come back."""
+    packed: tuple[bytes, ...]
+    """What secrets were packed into: it must not come back, as the secrets must not."""
     signing: Signing | None = None
 
 
@@ -69,12 +72,11 @@ class Rewriter:
         names = [name for name, _ in headers]
         if b"transfer-encoding" in names and b"content-length" in names:
             raise Refused(400, MALFORMED, "a request whose length is said in two ways")
-        hidden: list[bytes] = []
-        target = _PLACEHOLDER.sub(lambda found: self._in_target(found[0], hidden), target)
-        found = [(name, self._in_header(name, value, hidden)) for name, value in headers]
+        packed: list[bytes] = []
+        target = _PLACEHOLDER.sub(lambda found: self._in_target(found[0]), target)
+        found = [(name, self._in_header(name, value, packed)) for name, value in headers]
         for rule in self._headers:
             secret = self._text(rule.secret).encode()
-            hidden.append(secret)
             name = rule.name.lower().encode()
             found = [item for item in found if item[0] != name]
             found.append((name, rule.format.encode().replace(b"{}", secret)))
@@ -83,13 +85,12 @@ class Rewriter:
             keys = self._value(self._signing.secret).aws
             if keys is None:
                 raise _unknown(self._signing.secret)
-            hidden += [keys.secret_access_key.encode()] + ([keys.session_token.encode()] if keys.session_token else [])
             signing = Signing(self._signing, keys)
         for part in (target, *(part for item in found for part in item)):
             self.scanner.check_whole(part)
         # What comes back is searched for what was put in, and packed it could not be.
         found = [item for item in found if item[0] != b"accept-encoding"] + [(b"accept-encoding", b"identity")]
-        return Rewritten(target, found, tuple(dict.fromkeys(hidden)), signing)
+        return Rewritten(target, found, tuple(packed), signing)
 
     def _check_host(self, target: bytes, headers: Headers) -> None:
         """Every request of a connection is for the host that it was opened for."""
@@ -103,23 +104,14 @@ class Rewriter:
             if normal_name(name) != self._host:
                 raise Refused(421, "dns_mismatch", f"this connection is for {self._host}")
 
-    def _in_target(self, placeholder: bytes, hidden: list[bytes]) -> bytes:
+    def _in_target(self, placeholder: bytes) -> bytes:
         name = self._placeholders.get(placeholder)
-        if name is None:
-            return placeholder
-        text = self._text(name)
-        encoded = quote(text, safe="").encode()
-        hidden += [text.encode(), encoded]
-        return encoded
+        return placeholder if name is None else quote(self._text(name), safe="").encode()
 
-    def _in_header(self, name: bytes, value: bytes, hidden: list[bytes]) -> bytes:
+    def _in_header(self, name: bytes, value: bytes, packed: list[bytes]) -> bytes:
         def swap(found: re.Match[bytes]) -> bytes:
             secret = self._placeholders.get(found[0])
-            if secret is None:
-                return found[0]
-            text = self._text(secret).encode()
-            hidden.append(text)
-            return text
+            return found[0] if secret is None else self._text(secret).encode()
 
         if name == b"authorization" and value[:6].lower() == b"basic ":
             # A user and a password, which clients pack before anybody can look for a placeholder in it.
@@ -130,9 +122,8 @@ class Rewriter:
             swapped = _PLACEHOLDER.sub(swap, plain)
             self.scanner.check_whole(swapped)
             if swapped != plain:
-                packed = base64.b64encode(swapped)
-                hidden.append(packed)
-                return value[:6] + packed
+                packed.append(base64.b64encode(swapped))
+                return value[:6] + packed[-1]
             return value
         return _PLACEHOLDER.sub(swap, value)
 
@@ -144,13 +135,25 @@ class Rewriter:
 
     def _value(self, name: str) -> Value:
         found = self._values.get(name)
-        if found is None:
+        if found is None or not any(matches(item, self._host) for item in found.hosts):
             raise _unknown(name)
         return found
 
 
+def hidden_values(injection: Injection, values: Mapping[str, Value]) -> tuple[bytes, ...]:
+    """What must not come back to a box, whichever request it was put into: a server may keep it for another."""
+    used = [rule.secret for rule in injection.headers] + [rule.secret for rule in injection.signing]
+    used += [name for _, name in injection.placeholders]
+    found: list[str] = []
+    for name in dict.fromkeys(used):
+        value = values.get(name, Value())
+        keys = () if value.aws is None else (value.aws.secret_access_key, value.aws.session_token)
+        found += [text for text in (value.text, *keys) if text]
+    return tuple(dict.fromkeys(form.encode() for text in found for form in (text, quote(text, safe=""))))
+
+
 def _unknown(name: str) -> Refused:
-    return Refused(502, "secret_unknown", f"the secret {name} is not there any more")
+    return Refused(502, "secret_unknown", f"the secret {name} is not there any more, or not for this host")
 
 
 class Scanner:
@@ -174,16 +177,30 @@ class Scanner:
 
 
 class Mask:
-    """Hides what was put into requests where a server sends it back; as many bytes come out as went in."""
+    """Hides what was put into requests where a server sends it back; as many bytes come out as went in.
 
-    def __init__(self) -> None:
-        self._hidden: tuple[bytes, ...] = ()
-        self._held = b""
+    A value may come in pieces, so the end of a stream waits for what follows: as many bytes whatever they are. Were
+    only those held back that a value begins with, a program that has a server repeat its guesses would see which are.
+    """
+
+    def __init__(self, values: Iterable[bytes]) -> None:
+        """``values`` are always hidden."""
+        self._values = tuple(dict.fromkeys(values))
+        self._packed: deque[bytes] = deque(maxlen=_MOST_PACKED)
+        self._arrange()
+        self._held = self._gone = b""
+
+    def _arrange(self) -> None:
+        # The longest first: one may be a part of another.
+        self._hidden = tuple(sorted({*self._values, *self._packed}, key=len, reverse=True))
+        self._most = len(self._hidden[0]) - 1 if self._hidden else 0
 
     def hide(self, values: Iterable[bytes]) -> None:
-        """Hide these too from now on."""
-        # The longest first: one may be a part of another.
-        self._hidden = tuple(sorted({*self._hidden, *values}, key=len, reverse=True))
+        """Hide these too from now on, until there are many others: a program makes as many as it likes."""
+        new = [value for value in values if value not in self._hidden]
+        if new:
+            self._packed.extend(new)
+            self._arrange()
 
     def whole(self, data: bytes) -> bytes:
         """A piece that is not continued."""
@@ -191,20 +208,27 @@ class Mask:
             data = data.replace(value, _MASK * len(value))
         return data
 
+    @property
+    def holds(self) -> bool:
+        """Whether something waits for what follows."""
+        return bool(self._held)
+
     def feed(self, data: bytes) -> bytes:
-        """The next bytes of a stream; those that may be the beginning of something hidden wait for what follows."""
-        joined = self.whole(self._held + data)
-        keep = 0
-        for value in self._hidden:
-            place = len(joined) - len(value)
-            while (place := joined.find(value[:1], max(place + 1, 0))) >= 0:
-                if value.startswith(joined[place:]):
-                    keep = max(keep, len(joined) - place)
-                    break
-        self._held = joined[len(joined) - keep :]
-        return joined[: len(joined) - keep]
+        """The next bytes of a stream, but for those at its end."""
+        gone = len(self._gone)
+        joined = self.whole(self._gone + self._held + data)
+        end = max(len(joined) - self._most, gone)
+        self._held = joined[end:]
+        self._gone = joined[max(end - self._most, 0) : end]
+        return joined[gone:end]
+
+    def release(self) -> bytes:
+        """What is held back, where nothing has followed for a while; of a value that goes on, the rest is hidden."""
+        held, self._held = self._held, b""
+        self._gone = (self._gone + held)[-self._most :] if self._most else b""
+        return held
 
     def flush(self) -> bytes:
         """What was held back: the stream is over."""
-        held, self._held = self._held, b""
+        held, self._held, self._gone = self._held, b"", b""
         return held

@@ -43,6 +43,8 @@ class Value:
 
     text: str = field(default="", repr=False)
     aws: AwsKeys | None = field(default=None, repr=False)
+    hosts: tuple[str, ...] = ()
+    """Those that it is for, as the file says now: whatever else was agreed upon before."""
 
 
 def open_file(path: Path) -> int:
@@ -104,20 +106,21 @@ def _entries(descriptor: int) -> dict[str, dict[str, Any]]:
     if not isinstance(found, dict) or len(found) > _MOST:
         raise _wrong(f"give a JSON object of at most {_MOST} secrets and {_LARGEST} bytes")
     for name, entry in found.items():
-        secret_info(name, entry, SETTING)
         _value(name, entry)
     return found
 
 
 def _value(name: str, entry: dict[str, Any]) -> Value:
+    hosts = secret_info(name, entry, SETTING).hosts
     if "value" in entry:
-        return Value(_checked(entry["value"], f"{name}.value"))
+        return Value(_checked(entry["value"], f"{name}.value"), hosts=hosts)
     keys = entry["aws"]
     if not isinstance(keys, dict) or not {"access_key_id", "secret_access_key"} <= keys.keys():
         raise _wrong(f"{name}.aws: give access_key_id and secret_access_key")
     if not keys.keys() <= {"access_key_id", "secret_access_key", "session_token"}:
         raise _wrong(f"{name}.aws: there is only access_key_id, secret_access_key and session_token")
-    return Value(aws=AwsKeys(**{key: _checked(text, f"{name}.aws.{key}") for key, text in keys.items()}))
+    checked = {key: _checked(text, f"{name}.aws.{key}") for key, text in keys.items()}
+    return Value(aws=AwsKeys(**checked), hosts=hosts)
 
 
 def _checked(text: object, where: str) -> str:

@@ -15,6 +15,9 @@ LARGEST = 16 * 1024
 """Bytes that may come before the name is known."""
 _RECORD_HEADER, _HANDSHAKE_HEADER = 5, 4
 _HANDSHAKE, _CLIENT_HELLO = 22, 1
+# What a record of TLS may begin with: some servers pass over alerts that come before the first handshake.
+_CHANGE_CIPHER, _ALERT, _LAST_KIND = 20, 21, 24
+_LARGEST_HELLO = 1 << 17
 _LARGEST_RECORD = 16384 + 2048
 _SERVER_NAME = 0
 _LONGEST_LINE = 8192
@@ -24,6 +27,11 @@ _METHODS = (
     *(b"COPY", b"LOCK", b"MKCOL", b"MOVE", b"PROPFIND", b"PROPPATCH", b"UNLOCK", b"REPORT", b"SEARCH", b"QUERY"),
 )
 _REQUEST = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+[ \t]+(\S*)[ \t]+HTTP/[0-9.]+[ \t]*\r?\Z")
+# What some server or other takes for white space between the words of a request, and what the first word begins with.
+_SPACE = b"\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0"
+_TOKEN = frozenset(b"!#$%&'*+.^_`|~-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+_VERSION = re.compile(rb"HTTP/[0-9.]*\Z")
+_VERSION_BYTES = 64
 _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 
 
@@ -57,16 +65,22 @@ _HIDDEN_TLS, _HIDDEN_HTTP = Sight("tls", contradictory=True), Sight("http", cont
 
 def look(data: bytes) -> Sight | More:
     """What is seen in the first bytes of a client, of which there is at least one."""
-    found = _look_at_tls(data) if data[0] == _HANDSHAKE else _look_at_http(data)
+    found = _look_at_tls(data) if _is_record(data) else _look_at_http(data)
     return hidden(data) if found is NEEDED and len(data) >= LARGEST else found
 
 
 def hidden(data: bytes) -> Sight:
     """What is seen where no more is waited for, of bytes that were not enough."""
-    return _HIDDEN_TLS if data[0] == _HANDSHAKE else _HIDDEN_HTTP
+    return _HIDDEN_TLS if _is_record(data) else _HIDDEN_HTTP
+
+
+def _is_record(data: bytes) -> bool:
+    return _CHANGE_CIPHER <= data[0] <= _LAST_KIND
 
 
 def _look_at_tls(data: bytes) -> Sight | More:
+    if data[0] != _HANDSHAKE:
+        return NEEDED if len(data) < 2 else _HIDDEN_TLS if data[1] == 3 else OTHER
     hello = _handshake(data)
     if isinstance(hello, bytes):
         try:
@@ -145,7 +159,8 @@ def _look_at_http(data: bytes) -> Sight | More:
         return NEEDED if len(line) <= _LONGEST_LINE else _HIDDEN_HTTP
     request = _REQUEST.fullmatch(line)
     if request is None:
-        return OTHER
+        # A request to some servers, with white space that others do not know.
+        return _HIDDEN_HTTP if _may_begin(line) and _VERSION.search(line.rstrip(_SPACE)) else OTHER
     if b" HTTP/1." not in line.replace(b"\t", b" "):
         return _HIDDEN_HTTP
     head, whole = _head(rest)
@@ -153,28 +168,99 @@ def _look_at_http(data: bytes) -> Sight | More:
 
 
 def _may_begin(line: bytes) -> bool:
-    """Whether a request of some method may begin like this."""
-    return len(line) <= _LONGEST_LINE and re.fullmatch(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]*(?:[ \t].*)?", line) is not None
+    """Whether a request of some method may begin like this, to the most lenient of servers."""
+    line = line.lstrip(_SPACE)
+    return not line or line[0] in _TOKEN
 
 
 class FirstLine:
-    """Watches a connection that had no whole line yet when it was let go on: it must not become one of HTTP."""
+    """Watches a connection that had no whole line yet when it was let go on: it must not become one of HTTP.
+
+    However long the line is: of it, only the end is kept, with one space for many.
+    """
 
     def __init__(self) -> None:
-        self._line = b""
-        self._over = False
+        self._end = b""
+        self.over = False
+        """Whether nothing that follows is of interest."""
 
     def feed(self, data: bytes) -> bool:
         """Whether the line, with what is about to be sent, is still none of a request."""
-        if self._over:
+        if self.over:
             return True
-        self._line = (self._line + data).lstrip(b"\r\n")
-        line, ended, _ = self._line.partition(b"\n")
+        line, ended, _ = (data if self._end else data.lstrip(_SPACE)).partition(b"\n")
+        if not self._end and not _may_begin(line):
+            self.over = True
+            return True
+        words = line.rstrip(_SPACE)
+        self._end = (self._end + words)[-_VERSION_BYTES:]
         if ended:
-            self._over = True
-            return _REQUEST.fullmatch(line) is None
-        self._over = not _may_begin(line)
+            self.over = True
+            return _VERSION.search(self._end.rstrip(_SPACE)) is None
+        if len(words) < len(line) and not self._end.endswith(b" "):
+            self._end += b" "
         return True
+
+
+class Hellos:
+    """Watches a connection of TLS whose first message was let go on: a server may want another, with the same name.
+
+    It is the one message besides that shows a name, and comes before anything is encrypted.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self._records = b""
+        self._message = b""
+        self._left = 0
+        """Bytes of a record that are of no interest."""
+        self.over = False
+        """Whether nothing that follows is of interest."""
+
+    def feed(self, data: bytes) -> bool:
+        """Whether what is about to be sent shows no other name."""
+        self._records += b"" if self.over else data
+        while not self.over and self._records:
+            if self._left:
+                size = min(self._left, len(self._records))
+                self._left, self._records = self._left - size, self._records[size:]
+                continue
+            if len(self._records) < _RECORD_HEADER:
+                break
+            kind, length = self._records[0], int.from_bytes(self._records[3:_RECORD_HEADER], "big")
+            if kind in (_CHANGE_CIPHER, _ALERT):
+                self._left, self._records = length, self._records[_RECORD_HEADER:]
+            elif kind != _HANDSHAKE:
+                self.over = True
+            elif len(self._records) < _RECORD_HEADER + length:
+                break
+            else:
+                self._message += self._records[_RECORD_HEADER : _RECORD_HEADER + length]
+                self._records = self._records[_RECORD_HEADER + length :]
+                if not self._take_messages():
+                    return False
+        return True
+
+    def _take_messages(self) -> bool:
+        while not self.over and len(self._message) >= _HANDSHAKE_HEADER:
+            end = _HANDSHAKE_HEADER + int.from_bytes(self._message[1:_HANDSHAKE_HEADER], "big")
+            if self._message[0] != _CLIENT_HELLO or end > _LARGEST_HELLO:
+                # The keys are agreed upon: what follows shows nothing.
+                self.over = True
+            elif len(self._message) < end:
+                break
+            elif not self._is_same(self._message[_HANDSHAKE_HEADER:end]):
+                return False
+            else:
+                self._message = self._message[end:]
+        return True
+
+    def _is_same(self, hello: bytes) -> bool:
+        try:
+            seen = _server_name(hello)
+        except (IndexError, ValueError):
+            return False
+        return not seen.contradictory and seen.name == self._name
 
 
 def _head(rest: bytes) -> tuple[list[bytes], bool]:
@@ -199,6 +285,9 @@ def _host(line: bytes, target: bytes, head: list[bytes]) -> Sight:
     elif target[:1] not in (b"/", b"*"):
         return _HIDDEN_HTTP
     hosts = 0
+    if any(b"\r" in field for field in head):
+        # The end of a line to some servers.
+        return _HIDDEN_HTTP
     for number, field in enumerate(head):
         name, colon, value = field.partition(b":")
         if name[:1] in (b" ", b"\t"):

@@ -173,7 +173,9 @@ def _header_name(item: object, where: str) -> str:
 
 
 def _format(item: object, where: str) -> str:
-    if not isinstance(item, str) or len(item) > _MAX_FORMAT or item.count("{}") != 1 or not _is_printable(item):
+    # White space around it would be in no header.
+    is_text = isinstance(item, str) and len(item) <= _MAX_FORMAT and item.strip() == item
+    if not isinstance(item, str) or not is_text or item.count("{}") != 1 or not _is_printable(item):
         raise InvalidRequest(f"{where}: give a text with one {{}} in it, such as 'Bearer {{}}'", field=where)
     return item
 

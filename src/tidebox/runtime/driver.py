@@ -27,8 +27,6 @@ from tidebox.runtime.program import encode_program
 # Behind the host's own clock, for the case that the host cannot keep it.
 CPU_GRACE_SECONDS = 2
 _BREATH_SECONDS = 0.001
-# What looks for certificates when it connects; the others have read by the time they are parked whom to trust.
-_TRUST_LATER = ("python", "any")
 NEVER_STARTED = Ending(
     outcome=Outcome.CANCELLED, exit_code=None, signal=None, usage=Usage(wall_seconds=0.0), captured=None
 )
@@ -57,8 +55,9 @@ class Driver(Runner):
         except BaseException:
             self._close(box)
             raise
-        # One with a compiler's directory has what boxes of other programs have not.
-        keeps = files.keep_as and order.launch.compilation is None
+        # One with a compiler's directory has what boxes of other programs have not, and one that leads out has this
+        # program's rules.
+        keeps = files.keep_as and order.launch.compilation is None and not order.spec.has_network
         if keeps and box.features.renews and not box.gone and files.is_in(box):
             self._kept.put(files.keep_as, self._shape(order), box)
             return ending
@@ -114,8 +113,7 @@ class Driver(Runner):
                 await _fill(again, NO_FILES, _files_of(order, program))
                 return again, await again.exec(_command(launch.command, program, cpu_seconds))
         key = CellKey.of(self._runtime, launch.cell, order.spec)
-        knows_trust = order.spec.has_authority and launch.cell not in _TRUST_LATER
-        if not launch.direct and not knows_trust:
+        if not launch.direct:
             block = encode_program(program, cpu_seconds)
             if launch.cell == "python" and program.mode != "exec":
                 source = program.source or order.files.get(posixpath.join(program.cwd, program.path), b"")

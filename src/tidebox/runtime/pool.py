@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from tidebox.errors import TideboxError
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.limits import Limits
+from tidebox.model.outward import TRUST_VARIABLES
 from tidebox.model.runtimes import Start
 from tidebox.runtime.base import Box, Exec, Runtime
 from tidebox.runtime.machine import processors
@@ -43,6 +44,8 @@ _BREATH_SECONDS = 0.01
 _MOST_FAILURES = 2
 # A program that runs longer than this is not taken for one that keeps a processor busy.
 _BUSY_SECONDS = 0.25
+# What looks for certificates when it connects; the others are told when they are started where they are.
+_TRUST_LATER = ("python", "any")
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +373,10 @@ class Pool:
 
     def _parking(self, key: CellKey, at_once: bool = False) -> Command | None:
         assert key.kind is not None
-        return self._runtime.parking(key.kind, key.image, at_once, key.preload)
+        command = self._runtime.parking(key.kind, key.image, at_once, key.preload)
+        if command is not None and key.trusts and key.kind not in _TRUST_LATER:
+            return replace(command, env={**command.env, **TRUST_VARIABLES})
+        return command
 
     async def _keep(self) -> None:
         pause = _RETRY_SECONDS

@@ -11,7 +11,12 @@ from typing import Any
 import structlog
 from lsprotocol import types
 from lsprotocol.converters import get_converter
-from pygls.exceptions import JsonRpcException, JsonRpcInternalError, JsonRpcInvalidParams
+from pygls.exceptions import (
+    JsonRpcException,
+    JsonRpcInternalError,
+    JsonRpcInvalidParams,
+    JsonRpcRequestCancelled,
+)
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
@@ -20,6 +25,7 @@ from tidebox.errors import InternalError, InvalidRequest, TideboxError
 from tidebox.lsp import arguments
 from tidebox.lsp.arguments import Configure, Defaults, OpenArtifacts
 from tidebox.lsp.folders import choose_folder, file_of, name_of
+from tidebox.lsp.sending import NotStarted
 from tidebox.lsp.targets import find_lenses
 from tidebox.lsp.views import EditorView, OwnView, PlainView
 from tidebox.lsp.workbench import Document, Token, Workbench
@@ -142,9 +148,9 @@ class Server(LanguageServer):
         except InvalidRequest:
             return []
         found = []
-        for index, lens in enumerate(find_lenses(path, document.text)):
-            # The first is the whole file, for which the folder may have a command of its own.
-            said = {"uri": uri} if index == 0 else {"uri": uri, "command": list(lens.command)}
+        for lens in find_lenses(path, document.text):
+            # For a whole file the folder may have a command of its own.
+            said = {"uri": uri, "command": list(lens.command)} if lens.command else {"uri": uri}
             place = types.Range(types.Position(lens.line, 0), types.Position(lens.line, 0))
             found.append(types.CodeLens(place, types.Command(title=lens.title, command=RUN, arguments=[said])))
         return found
@@ -159,6 +165,8 @@ class Server(LanguageServer):
         self._executing.add(task)
         try:
             return await self._execute(name, params)
+        except NotStarted:
+            raise JsonRpcRequestCancelled from None
         except InvalidRequest as error:
             raise JsonRpcInvalidParams(message=error.message, data=_data(error)) from None
         except TideboxError as error:

@@ -21,7 +21,13 @@ SEEDS = [
     trace["stdout"] + trace["stderr"] for trace in (json.loads(path.read_text()) for path in sorted(TRACES.glob("*")))
 ]
 _SHOWN = 20_000
-FILES = {"main.c": 3, "main.rb": 3, "main.exs": 3, "main.rs": 3, "main.py": 3, "main.js": 3, "main.go": 3, "main.sh": 3, "Main.java": 3, "test_it.py": 3, "src/app.ts": 3}
+FILES = dict.fromkeys(
+    [
+        *("main.py", "main.js", "main.go", "main.sh", "Main.java", "test_it.py", "src/app.ts", "app.ts"),
+        *("main.c", "main.cpp", "main.rb", "main.exs", "main.rs"),
+    ],
+    3,
+)
 _DAMAGE = ['File "', "line ", "Traceback (most recent call last):", "  | ", "  +-+---- 1 ----", "    at ", "\x1b[", ":"]
 _SECONDS_OF_ONE = 5.0
 _MOST_OF_A_LINE, _MOST = 100_000, 600_000

@@ -113,8 +113,8 @@ async def _run(settings: Settings, data_dir: DataDir, sock: socket.socket, guest
     stop = _Stop(loop)
     # Boxes of the interpreter service have another shape than those of an execution.
     shapes = (BoxSpec(), _service_shape(_policy(settings)))
-    # What a server offers is what its operator decided on, not what the machine happens to have; but one that is part of
-    # a guest's program is nobody else's.
+    # What a server offers is what its operator decided on, not what the machine happens to have; one within a guest's
+    # program has no other operator than the machine's own user.
     engine = Engine(settings, shapes=shapes, host_tools=guest is not None)
     survey: Survey | None = None
     offers = Offers(engine.runners)

@@ -179,4 +179,3 @@ class Sender:
                 await self._client.delete_session(session.id)
         except (TideboxError, TimeoutError):
             pass  # its time will be over
-

@@ -14,7 +14,7 @@ from lsprotocol import types
 
 from tidebox.errors import InvalidRequest, TideboxError, UnknownLanguage
 from tidebox.lsp import arguments, targets
-from tidebox.lsp.arguments import Configure, Defaults, OpenArtifacts
+from tidebox.lsp.arguments import Configure, Defaults, OpenArtifacts, ReadOutput
 from tidebox.lsp.copies import Copies
 from tidebox.lsp.defaults import KeptDefaults
 from tidebox.lsp.diagnostics.parsing import find_problems
@@ -32,6 +32,7 @@ from tidebox.sdk.interpreter.client import AsyncInterpreter
 _FILE = "${file}"
 _MAX_FOLDERS = 100
 _KEPT_FILES = 16
+MAX_READ_BYTES = 16 * MIB
 
 Token = str | int | None
 
@@ -155,13 +156,11 @@ class Workbench:
         if ended.dropped:
             await view.notice(run.id, "the server did not keep all of the output")
         await self._show(job, ended, link)
-        await view.ended(run.id, end, self._page_url(run.id))
+        await view.ended(run.id, end, self._page_url(run.id), cut)
         answer = {"run_id": run.id, "phase": end.phase.value, "exit_code": end.exit_code}
         return answer if run.log_stream_url is None else {**answer, "log_stream_url": run.log_stream_url}
 
-    async def _follow(
-        self, job: _Job, options: dict[str, Any], view: EditorView, cancelled: asyncio.Event
-    ) -> Ended:
+    async def _follow(self, job: _Job, options: dict[str, Any], view: EditorView, cancelled: asyncio.Event) -> Ended:
         if job.language and job.main is not None:
             try:
                 words = {**options, "language": job.language}
@@ -191,6 +190,12 @@ class Workbench:
             answer["url"] = page
         await self._editor.open(page or listed, external=page is not None)
         return answer
+
+    async def read_output(self, given: ReadOutput) -> dict[str, Any]:
+        """All that a run printed to one stream, also what was not shown, up to a limit; and whether there is more."""
+        content = await self._client.read_log(given.run_id, stream=given.stream)
+        text = content[:MAX_READ_BYTES].decode("utf-8", "replace")
+        return {"text": text, "cut": len(content) > MAX_READ_BYTES}
 
     def _resolve(self, given: arguments.Run) -> tuple[Folder, arguments.Run]:
         """Where to run what; the last run again, with changes, if neither a document nor a command is given."""

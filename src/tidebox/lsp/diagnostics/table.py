@@ -1,5 +1,5 @@
-"""Languages that have no parser of their own: what tells of a place is the language table's, and what stands around it is
-told here, as data again: C, C++, Rust, Ruby, Elixir, and TypeScript where it is compiled.
+"""Languages that have no parser of their own: what tells of a place is the language table's, and what stands around it
+is told here, as data again: C, C++, Rust, Ruby, Elixir, and TypeScript where it is compiled.
 """
 
 from __future__ import annotations

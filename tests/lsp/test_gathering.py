@@ -200,3 +200,16 @@ def test_what_lies_behind_a_link_is_told(tmp_path: Path) -> None:
             "link/x",
             "sub/file",
         ]
+
+
+def test_patterns_in_many_directories_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_MAX_RULE_BYTES", 10_000)
+    for index in range(9):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / ".gitignore").write_text("*.log\n" * 180)
+    gatherer = Gatherer(str(tmp_path))
+    assert len(gatherer.gather({}).files) == 9
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / ".gitignore").write_text("*.log\n" * 180)
+    with pytest.raises(InvalidRequest, match="KiB"):
+        gatherer.gather({})

@@ -33,6 +33,8 @@ MAX_FILES = 1000
 MAX_BYTES = 48 * MIB
 MAX_DEPTH = 10
 _MAX_LOOKED_AT = 50_000
+_MAX_RULE_BYTES = MIB
+"""What all files with patterns together may have: each pattern is kept in memory."""
 _PATTERN_SECONDS = 5.0
 """What all patterns together may take."""
 _SNIFFED = 8 * KIB
@@ -92,9 +94,10 @@ class Gatherer:
         """
         found = Gathered(dict(texts))
         found.bytes = sum(map(len, texts.values()))
+        patience = new_patience()
         for path in dict.fromkeys(named):
             if path not in found.texts:
-                found.files[path] = signature = self._named(path)
+                found.files[path] = signature = self._named(path, patience)
                 found.bytes += signature.size
         if found.bytes > MAX_BYTES or len(found.texts) + len(found.files) > MAX_FILES:
             raise InvalidRequest(
@@ -173,11 +176,19 @@ class Gatherer:
         looked_at = 0
         patience = new_patience()
         decided_before, self._decided = self._decided, {}
+        self._files_of_rules = {base: known for base, known in self._files_of_rules.items() if base in decided_before}
+        rule_bytes = 0
         level: list[tuple[str, tuple[Gitignore, ...]]] = [("", ())]
         for _ in range(MAX_DEPTH + 1):
             deeper: list[tuple[str, tuple[Gitignore, ...]]] = []
             for base, rules in level:
                 rules = self._rules(base, rules)
+                if base in self._files_of_rules:
+                    rule_bytes += self._files_of_rules[base][0].size
+                    if rule_bytes > _MAX_RULE_BYTES:
+                        raise InvalidRequest(
+                            f"the {gitignore.FILE} files have more than {_MAX_RULE_BYTES // KIB} KiB", field="files"
+                        )
                 known = decided_before.get(base)
                 decided = known[1] if known is not None and known[0] == rules else {}
                 self._decided[base] = rules, decided
@@ -249,9 +260,9 @@ class Gatherer:
                 return True
         return False
 
-    def _named(self, path: str) -> Signature:
+    def _named(self, path: str, patience: Patience) -> Signature:
         """What a caller named: a file of the folder, of any kind and size."""
-        if self.ignored(path):
+        if self.ignored(path, patience):
             raise InvalidRequest(f"files: {shown(path)} is never sent: git ignores it", field="files")
         try:
             with self._opened(path) as file:

@@ -20,9 +20,18 @@ TRACES = Path(__file__).parent.parent / "tests" / "lsp" / "corpus" / "traces"
 SEEDS = [
     trace["stdout"] + trace["stderr"] for trace in (json.loads(path.read_text()) for path in sorted(TRACES.glob("*")))
 ]
-FILES = {"main.py": 3, "main.js": 3, "main.go": 3, "main.sh": 3, "Main.java": 3, "test_it.py": 3, "src/app.ts": 3}
+_SHOWN = 20_000
+FILES = dict.fromkeys(
+    [
+        *("main.py", "main.js", "main.go", "main.sh", "Main.java", "test_it.py", "src/app.ts", "app.ts"),
+        *("main.c", "main.cpp", "main.rb", "main.exs", "main.rs"),
+    ],
+    3,
+)
 _DAMAGE = ['File "', "line ", "Traceback (most recent call last):", "  | ", "  +-+---- 1 ----", "    at ", "\x1b[", ":"]
 _SECONDS_OF_ONE = 5.0
+_MOST_OF_A_LINE, _MOST = 100_000, 600_000
+"""Characters: some more than the parsers look at, so that they have something to leave out."""
 
 
 def check(data: bytes) -> None:
@@ -51,8 +60,9 @@ def mutate(source: random.Random) -> bytes:
                 cut = source.randrange(len(lines[at]) + 1)
                 lines[at] = lines[at][:cut] + source.choice(_DAMAGE) + lines[at][cut:]
             case _ if at < len(lines):
-                lines[at] = lines[at] * source.randint(2, 200)
-    return "\n".join(lines).encode("utf-8", "replace")
+                # Damage adds up: what was made longer before is not made so long again.
+                lines[at] = (lines[at] * source.randint(2, 200))[:_MOST_OF_A_LINE]
+    return "\n".join(lines)[:_MOST].encode("utf-8", "replace")
 
 
 def run_random(seconds: float, seed: int) -> int:
@@ -65,7 +75,7 @@ def run_random(seconds: float, seed: int) -> int:
         try:
             check(data)
         except Exception:
-            sys.stderr.write(f"failing input: {data!r}\n")
+            sys.stderr.write(f"failing input of {len(data)} bytes, seed {seed}: {data[:_SHOWN]!r}\n")
             raise
         tried += 1
     return tried

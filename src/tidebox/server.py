@@ -116,8 +116,9 @@ async def _run(settings: Settings, data_dir: DataDir, sock: socket.socket, guest
     stop = _Stop(loop)
     # Boxes of the interpreter service have another shape than those of an execution.
     shapes = (BoxSpec(), _service_shape(_policy(settings)))
-    # What a server offers is what its operator decided on, not what the machine happens to have.
-    engine = Engine(settings, shapes=shapes, host_tools=False)
+    # What a server offers is what its operator decided on, not what the machine happens to have; one within a guest's
+    # program has no other operator than the machine's own user.
+    engine = Engine(settings, shapes=shapes, host_tools=guest is not None)
     survey: Survey | None = None
     offers = Offers(engine.runners)
     try:

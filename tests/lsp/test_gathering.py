@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -147,3 +149,67 @@ def test_a_link_is_not_followed_wherever_it_is(tmp_path: Path) -> None:
             gatherer.read(name, 10)
         with pytest.raises(InvalidRequest):
             gatherer.gather({}, [name])
+
+
+def test_a_directory_of_any_size_is_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index in range(300):
+        (tmp_path / f"{index}.txt").touch()
+    monkeypatch.setattr(gathering, "_MAX_LOOKED_AT", 20)
+    listed = 0
+    scandir = os.scandir
+
+    @contextmanager
+    def counting(path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        def each(entries: Iterator[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
+            nonlocal listed
+            for entry in entries:
+                listed += 1
+                yield entry
+
+        with scandir(path) as entries:
+            yield each(entries)
+
+    monkeypatch.setattr(os, "scandir", counting)
+    gathered = Gatherer(str(tmp_path)).gather({})
+    assert len(gathered.files) == 20
+    assert listed == 21
+    assert any("files and directories to look at" in notice for notice in gathered.notices())
+
+
+def test_many_documents_have_as_much_patience_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_PATTERN_SECONDS", 0.2)
+    (tmp_path / ".gitignore").write_text("\n".join(["*a" * 100 + "b"] * 300))
+    gatherer = Gatherer(str(tmp_path))
+    patience = gathering.new_patience()
+    began = time.thread_time()
+    with pytest.raises(InvalidRequest, match="too long"):
+        any(gatherer.ignored("a" * 200 + str(index), patience) for index in range(1000))
+    assert time.thread_time() - began < patient(5)
+
+
+def test_what_lies_behind_a_link_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "link").symlink_to(tmp_path)
+    (folder / "sub" / "file").symlink_to("/etc/passwd")
+    (tmp_path / "linked").symlink_to(folder)
+    for root in (folder, tmp_path / "linked"):
+        gatherer = Gatherer(str(root))
+        assert [name for name in ("link", "link/x", "sub/file", "sub", "sub/none") if gatherer.behind_link(name)] == [
+            "link",
+            "link/x",
+            "sub/file",
+        ]
+
+
+def test_patterns_in_many_directories_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_MAX_RULE_BYTES", 10_000)
+    for index in range(9):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / ".gitignore").write_text("*.log\n" * 180)
+    gatherer = Gatherer(str(tmp_path))
+    assert len(gatherer.gather({}).files) == 9
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / ".gitignore").write_text("*.log\n" * 180)
+    with pytest.raises(InvalidRequest, match="KiB"):
+        gatherer.gather({})

@@ -14,7 +14,7 @@ from fuzz.fuzz_traces import run_random
 from tests.patience import patient
 from tidebox.lsp.diagnostics.parsing import LANGUAGES, find_problems
 from tidebox.lsp.diagnostics.places import Mark, Sent, mark
-from tidebox.lsp.diagnostics.problems import MAX_MESSAGE, MAX_PROBLEMS, split_lines
+from tidebox.lsp.diagnostics.problems import MAX_MESSAGE, MAX_PROBLEMS, Frame, split_lines
 
 FILES = {"main.py": 10, "src/app.js": 3, "com/acme/Main.java": 5, "main.go": 4, "run.sh": 2, "a b.py": 1}
 
@@ -140,6 +140,13 @@ _HOSTILE = [
     "_" * 300_000 + "=== FAILURES ===",
     "failing tests:\n" + "test at main.go:1:1\nx\ny\n" * 5000,
     "é" * 300_000 + ".go:1:1: ",
+    "/workspace/a.js:1\nx\n^\n\nError: x\n" + "\n" * 400_000 + "Node.js v20",
+    ("thread '" + "' panicked at '" * 60 + ".rs:\n") * 500,
+    ("at " + "a.ts:" * 190 + "\n") * 500,
+    ("a.rb:1:in `" * 90 + "\n") * 500,
+    ("** (A) a.exs:1: " * 60 + "\n") * 500,
+    ("a.c:1:1: error: " * 60 + "\n") * 500,
+    ("[ERROR] " * 120 + "\n a.ts:1:1:\n") * 400,
 ]
 
 
@@ -154,3 +161,95 @@ def test_hostile_output_takes_no_longer_than_its_length(index: int) -> None:
             pass
     check(marks_of(text, text))
     assert time.thread_time() - began < patient(5)
+
+
+def test_a_file_is_looked_at_once_however_often_a_trace_names_it() -> None:
+    frames = "".join(f'  File "/workspace/main.py", line {index % 9 + 1}, in f{index}\n' for index in range(50))
+    linked = "\nThe above exception was the direct cause of the following exception:\n\n"
+    chain = f"Traceback (most recent call last):\n{frames}ValueError: x\n{linked}" * 90
+    leaf = "    | ValueError: {0}\n    +---------------- {0} ----------------\n"
+    group = (
+        "  + Exception Group Traceback (most recent call last):\n"
+        '  |   File "/workspace/main.py", line 3, in g\n'
+        "  | ExceptionGroup: x (60 sub-exceptions)\n"
+        "  +-+---------------- 1 ----------------\n"
+    )
+    looked_at: list[str] = []
+
+    def count(path: str) -> int:
+        looked_at.append(path)
+        return 10
+
+    problems = find_problems("", chain + group + "".join(map(leaf.format, range(2, 60))))
+    assert len(mark(problems, Sent(["main.py"], count))) == MAX_PROBLEMS
+    assert looked_at == ["main.py"]
+
+
+def test_output_of_any_length_is_read_from_its_end() -> None:
+    began = time.thread_time()
+    text = (
+        "Traceback (most recent call last):\n" * 2_000_000 + 'File "/workspace/main.py", line 2, in f\nValueError: x\n'
+    )
+    assert [each.place.line for each in marks_of("", text)] == [2]
+    assert time.thread_time() - began < patient(5)
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ("app/main.py", "app/main.py"),
+        ("/workspace/app/main.py", "app/main.py"),
+        ("file:///workspace/app/main.py", "app/main.py"),
+        ("file:///workspace/app%2Fmain.py", "app/main.py"),
+        # Relative to a directory in it.
+        ("main.py", "app/main.py"),
+        # Another file, that the program made, and one on another machine.
+        ("/workspace/main.py", None),
+        ("file:///workspace/main.py", None),
+        ("file://app/main.py", None),
+        ("file://localhost/workspace/app/main.py", None),
+        ("FILE:///workspace/app/main.py", None),
+        ("file:///workspace/app/main.py%00", None),
+        ("file:///workspace/%2e%2e/app/main.py", None),
+    ],
+)
+def test_a_name_means_one_file_or_none(named: str, found: str | None) -> None:
+    place = Sent(["app/main.py"], lambda path: 5).find(Frame(named, 1))
+    assert (None if place is None else place.path) == found
+
+
+# As rustc 1.95 and its programs print it.
+RUST_ERRORS = """error[E0425]: cannot find value `nothing` in this scope
+ --> main.rs:4:20
+  |
+4 |     println!("{}", nothing);
+  |                    ^^^^^^^ not found in this scope
+
+error[E0308]: mismatched types
+ --> main.rs:3:18
+  |
+3 |     let x: i32 = "a";
+  |            ---   ^^^ expected `i32`, found `&str`
+  |            |
+  |            expected due to this
+
+error: aborting due to 2 previous errors
+
+Some errors have detailed explanations: E0308, E0425.
+For more information about an error, try `rustc --explain E0308`.
+"""
+RUST_PANIC = """
+thread 'main' (31440) panicked at main.rs:4:21:
+index out of bounds: the len is 1 but the index is 4
+note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
+"""
+
+
+def test_rust_is_marked() -> None:
+    def marked(text: str) -> list[tuple[int, str]]:
+        return [(m.place.line, m.message) for m in mark(find_problems("", text), Sent(["main.rs"], lambda path: 5))]
+
+    assert marked(RUST_ERRORS) == [(4, "cannot find value `nothing` in this scope"), (3, "mismatched types")]
+    assert marked(RUST_PANIC) == [(4, "index out of bounds: the len is 1 but the index is 4")]
+    # As before 1.73.
+    assert marked("thread 'main' panicked at 'boom', main.rs:2:5\n") == [(2, "boom")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -343,6 +344,161 @@ async def test_other_languages_are_marked_too(editor: Editor) -> None:
     source = editor.write("app.js", "function f() {\n  throw new Error('boom');\n}\nf();\n")
     await editor.run(uri=source)
     assert errors(editor, source) == [(2, "Error: boom")]
+
+
+@pytest.mark.parametrize(
+    ("tool", "name", "text", "line", "words"),
+    [
+        (
+            "go",
+            "main.go",
+            "package main\n\nfunc main() {\n\tvar a []int\n\tprintln(a[3])\n}\n",
+            5,
+            "index out of range",
+        ),
+        ("esbuild", "app.ts", "const x: number = 1;\nthrow new Error('boom');\n", 2, "Error: boom"),
+        ("esbuild", "app.ts", "const x: number = 1;\nconst y = = 2;\n", 2, 'Unexpected "="'),
+        ("gcc", "main.c", "int main(void) {\n  return nothing;\n}\n", 2, "nothing’ undeclared"),  # noqa: RUF001
+        ("elixir", "main.exs", 'IO.puts("x")\nraise "boom"\n', 2, "RuntimeError: boom"),
+        ("ruby", "main.rb", "puts 1\nraise 'boom'\n", 2, "boom (RuntimeError)"),
+    ],
+)
+async def test_a_file_runs_by_its_language(
+    editor: Editor, tool: str, name: str, text: str, line: int, words: str
+) -> None:
+    if shutil.which(tool, path="/usr/bin") is None:
+        pytest.skip(f"there is no {tool}")
+    uri = editor.write(name, text)
+    assert (await editor.run(uri=uri))["phase"] == "failed"
+    ((found, message),) = errors(editor, uri)
+    assert found == line
+    assert words in message
+
+
+async def test_where_nothing_has_a_language_its_own_program_is_tried(editor: Editor) -> None:
+    if shutil.which("Rscript") is not None:
+        pytest.skip("there is R")
+    editor.notices.clear()
+    answer = await editor.run(uri=editor.write("main.R", "print(1)\n"))
+    assert answer["phase"] == "failed"
+    assert any("nothing here has r;" in notice and "Rscript main.R" in notice for notice in editor.notices)
+
+
+@pytest.mark.skipif(shutil.which("go", path="/usr/bin") is None, reason="there is no Go")
+async def test_tests_in_go_run(editor: Editor) -> None:
+    editor.write("go.mod", "module calc\n\ngo 1.19\n")
+    text = 'package calc\n\nimport "testing"\n\nfunc TestIt(t *testing.T) {\n\tt.Fatal("no")\n}\n'
+    uri = editor.write("calc_test.go", text)
+    await editor.run(uri=uri)
+    assert errors(editor, uri) == [(6, "no")]
+
+
+async def test_tests_in_typescript_run(editor: Editor) -> None:
+    text = (
+        "import { test } from 'node:test';\n"
+        "const x: number = 1;\n"
+        "test('it works', () => {\n"
+        "  throw new Error('no');\n"
+        "});\n"
+    )
+    uri = editor.write("sub/it.test.ts", text)
+    editor.show(uri, text, "typescript")
+    lenses = await editor.lenses(uri)
+    assert [(each.range.start.line, each.command.title) for each in lenses if each.command] == [
+        (0, "Run all tests in Sandbox"),
+        (2, "Run test in Sandbox"),
+    ]
+    for lens in lenses:
+        assert lens.command is not None
+        assert lens.command.arguments is not None
+        await editor.execute(lens.command.command, lens.command.arguments[0])
+        assert (4, "no") in errors(editor, uri)
+    editor.show(uri, text.replace("throw new Error('no')", "return"), "typescript")
+    await editor.run(uri=uri)
+    assert errors(editor, uri) == []
+
+
+async def test_a_document_behind_a_link_is_not_sent_with_another(editor: Editor, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("secret")
+    (tmp_path / "folder" / "link").symlink_to(outside)
+    (tmp_path / "folder" / "own.txt").symlink_to(outside / "secret.txt")
+    uri = editor.write("main.py", LIST)
+    for name in ("link/secret.txt", "own.txt"):
+        editor.show(editor.uri(name), "secret, as the editor shows it", "plaintext")
+    assert await printed(editor, uri=uri) == {"main.py"}
+
+
+async def test_two_runs_go_on_at_once(editor: Editor) -> None:
+    text = "import sys\nprint('up', flush=True)\nimport time\ntime.sleep(float(sys.argv[1]))\n1 / int(sys.argv[2])\n"
+    first, second = editor.write("a.py", text), editor.write("b.py", text)
+    editor.started.clear()
+    slow = asyncio.ensure_future(editor.run(uri=first, command=["python3", "a.py", "600", "1"], timeout_sec=60))
+    await editor.until(lambda: editor.started)
+    answer = await editor.run(uri=second, command=["python3", "b.py", "0", "0"])
+    assert answer["phase"] == "failed"
+    assert errors(editor, second) == [(5, "ZeroDivisionError: division by zero")]
+    assert not slow.done()
+    token = next(token for token, value in reversed(editor.progress) if value["kind"] == "begin" and token)
+    for begun in {token for token, value in editor.progress if value["kind"] == "begin"} | {token}:
+        editor.client.window_work_done_progress_cancel(types.WorkDoneProgressCancelParams(begun))
+    assert (await slow)["phase"] == "killed"
+
+
+async def test_a_run_that_waits_for_its_turn_can_be_cancelled(editor: Editor) -> None:
+    for index in range(2):
+        editor.write(f"data/{index}.txt", f"{index}" * 900_000)
+    uri = editor.write("main.py", "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    editor.started.clear()
+    editor.progress.clear()
+    first = asyncio.ensure_future(editor.run(uri=uri, timeout_sec=50))
+    await editor.until(lambda: editor.started)
+    second = asyncio.ensure_future(editor.run(uri=uri, timeout_sec=50))
+    begun = await editor.until(lambda: [token for token, value in editor.progress if value["kind"] == "begin"][1:])
+    editor.client.window_work_done_progress_cancel(types.WorkDoneProgressCancelParams(begun[0]))
+    with pytest.raises(JsonRpcException) as caught:
+        await second
+    assert caught.value.code == -32800
+    assert not first.done()
+    token = editor.progress[0][0]
+    editor.client.window_work_done_progress_cancel(types.WorkDoneProgressCancelParams(token))
+    assert (await first)["phase"] == "killed"
+    assert len(editor.started) == 1
+    # Its turn is nobody's now.
+    editor.show(uri, "print('next')\n")
+    assert await printed(editor, uri=uri) == {"next"}
+
+
+async def test_a_document_of_any_language_runs_by_a_command(editor: Editor) -> None:
+    uri = "untitled:Untitled-7"
+    editor.show(uri, "plain words", "plaintext")
+    assert await printed(editor, uri=uri, command=["cat", "${file}"]) == {"plain words"}
+    assert (await refused(editor, "tidebox.run", {"uri": uri})).code == -32602
+
+
+async def test_all_of_the_output_can_be_read(editor: Editor) -> None:
+    uri = editor.write("main.py", "import sys\nprint('x' * 200_000 + 'end')\nprint('small', file=sys.stderr)\n")
+    answer = await editor.run(uri=uri)
+    assert editor.ended[-1].cut == ["stdout"]
+
+    async def read_output(**params: Any) -> Any:
+        async with asyncio.timeout(patient(60)):
+            return await editor.client.protocol.send_request_async("tidebox/readOutput", params)
+
+    whole = await read_output(run_id=answer["run_id"], stream="stdout")
+    assert whole.text == "x" * 200_000 + "end\n"
+    assert whole.cut is False
+    assert (await read_output(run_id=answer["run_id"], stream="stderr")).text == "small\n"
+    for params in (
+        {"run_id": answer["run_id"], "stream": "both"},
+        {"run_id": answer["run_id"]},
+        {"run_id": "../../etc", "stream": "stdout"},
+        {"run_id": "run-none", "stream": "stdout"},
+    ):
+        with pytest.raises(JsonRpcException) as caught:
+            await read_output(**params)
+        assert caught.value.code in (-32602, -32803)
 
 
 async def test_an_editor_that_leaves_kills_its_run(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ TESTS = [
     "tests/test_pt.py",
     "tests/test_ut.py",
     "js/sum.test.mjs",
+    "js/typed.test.ts",
     "go/go.mod",
     "go/calc/calc.go",
     "go/calc/calc_test.go",
@@ -56,6 +57,8 @@ RESULTS = [
     ("adds", "Passed"),
     ("fails in it", "Failed"),
     ("works in it", "Passed"),
+    ("adds with types", "Passed"),
+    ("fails with types", "Failed"),
     ("TestRight", "Passed"),
     ("TestWrong", "Failed"),
     ("TestLater", "Skipped"),
@@ -115,6 +118,37 @@ async def test_tests_of_four_kinds_run_in_the_test_explorer(
             await work.see_test(name, state)
         settings = json.loads((tmp_path / ".vscode" / "settings.json").read_text())
         assert settings == {"tldw.sandbox.packages": {"python": ["pytest"]}}
+
+
+async def test_results_behind_much_output_are_read(code_server: CodeServer, browser: Browser, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        test_much__py="import sys\nimport unittest\n\n\nclass Much(unittest.TestCase):\n"
+        "    def test_a(self):\n        print('x' * 150_000, file=sys.stderr)\n\n"
+        "    def test_b(self):\n        pass\n\n"
+        "    def test_c(self):\n        self.fail('after all that')\n",
+    )
+    async with window(browser, code_server, tmp_path) as work:
+        await work.open("test_much.py")
+        await expect(work.status()).to_be_visible()
+        await work.palette("Testing: Focus on Test Explorer View")
+        await work.palette("Test: Run All Tests")
+        await work.expand_tests()
+        await work.see_test("test_b", "Passed")
+        await work.see_test("test_c", "Failed")
+
+
+async def test_what_a_program_reads_is_what_the_editor_shows(
+    code_server: CodeServer, browser: Browser, tmp_path: Path
+) -> None:
+    write(tmp_path, main__py='print("it is", open("words.txt").read())\n', words__txt="saved")
+    async with window(browser, code_server, tmp_path) as work:
+        await work.open("words.txt")
+        await work.replace_text("not saved")
+        await work.open("main.py")
+        await work.palette("Run in Sandbox")
+        await work.see_output("it is not saved")
+        assert (tmp_path / "words.txt").read_text() == "saved"
 
 
 async def test_an_artifact_is_opened_and_saved(code_server: CodeServer, browser: Browser, tmp_path: Path) -> None:

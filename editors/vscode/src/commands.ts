@@ -58,7 +58,7 @@ function specOf(target: unknown): RunArguments | undefined {
 
 function activeDocument(): RunArguments | undefined {
   const document = vscode.window.activeTextEditor?.document;
-  return document?.uri.scheme === "file" ? { uri: document.uri.toString() } : undefined;
+  return document && ["file", "untitled"].includes(document.uri.scheme) ? { uri: document.uri.toString() } : undefined;
 }
 
 function nameOf(spec: RunArguments): string {

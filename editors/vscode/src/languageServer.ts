@@ -16,9 +16,9 @@ import {
 } from "vscode-languageclient/node";
 import type { ApiKey } from "./apiKey";
 import { findServer } from "./finding";
+import { readOutput, Stream } from "./protocol";
 import { defaults, SECTION, serverSettings } from "./settings";
 
-const LANGUAGES = ["python", "javascript", "typescript", "go", "java", "shellscript"];
 const INSTALL = "pip install tidebox";
 const READY = `${SECTION}.ready`;
 
@@ -97,6 +97,12 @@ export class LanguageServer implements vscode.Disposable {
     }
   }
 
+  /** All that a run printed to a stream, also what was too much to be told while it ran. */
+  async readOutput(run_id: string, stream: Stream): Promise<string> {
+    const client = await this.running();
+    return (await client.sendRequest(readOutput, { run_id, stream })).text;
+  }
+
   /** The client of a server that runs, started if need be. Where that is not possible the user is told. */
   private async running(): Promise<LanguageClient> {
     const starting = (this.client ??= this.launch());
@@ -146,7 +152,8 @@ export class LanguageServer implements vscode.Disposable {
       options: { env: { ...process.env, ...environment(serverUrl, key) } },
     };
     const options: LanguageClientOptions = {
-      documentSelector: LANGUAGES.map((language) => ({ scheme: "file", language })),
+      // All of them: what a program reads is as the editor shows it too, whatever language that is.
+      documentSelector: [{ scheme: "file" }, { scheme: "untitled" }],
       initializationOptions: defaults(),
       outputChannel: this.channel,
       revealOutputChannelOn: RevealOutputChannelOn.Never,
@@ -160,9 +167,7 @@ export class LanguageServer implements vscode.Disposable {
 
 /** What the server is told by its environment: arguments are seen by every user of the machine. */
 function environment(serverUrl: string, key: string | undefined): Record<string, string> {
-  if (serverUrl) return { TIDEBOX_URL: serverUrl, ...(key && { TIDEBOX_API_KEY: key }) };
-  // Go runs what it has compiled. As with `tidebox run`, programs of one's own machine may do that.
-  return { SANDBOX_WORKSPACE_NOEXEC: process.env["SANDBOX_WORKSPACE_NOEXEC"] ?? "false" };
+  return serverUrl ? { TIDEBOX_URL: serverUrl, ...(key && { TIDEBOX_API_KEY: key }) } : {};
 }
 
 /** The words of an error. */

@@ -1,6 +1,6 @@
 // The contract with `tidebox lsp`, as docs/lsp.md has it: names of commands, and the shapes of what goes over the wire.
 
-import { NotificationType } from "vscode-languageclient/node";
+import { NotificationType, RequestType } from "vscode-languageclient/node";
 
 export const RUN = "tldw.sandbox.run";
 export const CONFIGURE = "tldw.sandbox.configure";
@@ -61,6 +61,8 @@ export interface ArtifactList {
   url?: string;
 }
 
+export type Stream = "stdout" | "stderr";
+
 export interface RunStarted {
   run_id: string;
   command: string[];
@@ -72,8 +74,14 @@ export interface RunStarted {
 
 export interface Output {
   run_id: string;
-  stream: "stdout" | "stderr";
+  stream: Stream;
   text: string;
+}
+
+/** All that a run printed to a stream; `cut` where even that has a limit. */
+export interface WholeOutput {
+  text: string;
+  cut: boolean;
 }
 
 export interface RunEnded {
@@ -84,6 +92,8 @@ export interface RunEnded {
   summary: string;
   artifacts: boolean;
   url: string | null;
+  /** The streams of which not all was told. */
+  cut?: Stream[];
 }
 
 export interface Notice {
@@ -94,4 +104,5 @@ export interface Notice {
 export const runStarted = new NotificationType<RunStarted>("tidebox/runStarted");
 export const output = new NotificationType<Output>("tidebox/output");
 export const runEnded = new NotificationType<RunEnded>("tidebox/runEnded");
+export const readOutput = new RequestType<{ run_id: string; stream: Stream }, WholeOutput, unknown>("tidebox/readOutput");
 export const notice = new NotificationType<Notice>("tidebox/notice");

@@ -57,6 +57,11 @@ export class Runs {
     }
   }
 
+  /** All that a run printed to a stream. */
+  async readOutput(runId: string, stream: protocol.Stream): Promise<string> {
+    return await this.server().readOutput(runId, stream);
+  }
+
   /** Hear what a client's server says of runs. */
   connect(client: LanguageClient): void {
     client.onNotification(protocol.runStarted, (run) => {

@@ -1,9 +1,12 @@
 // Tests that are found in a text, and what is not taken for one.
 
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import * as path from "node:path";
 import { test } from "node:test";
 import { discover, mayHaveTests } from "../src/testing/discover";
+import { isFileOf } from "../src/testing/files";
 import type { Found } from "../src/testing/model";
 
 function names(tests: Found[]): unknown[] {
@@ -57,7 +60,47 @@ test("what stands in a string or a comment, or is no test", () => {
   ]);
 });
 
+test("groups of node --test in TypeScript", () => {
+  assert.deepEqual(program("js/typed.test.ts"), [
+    "node --test",
+    [["adds with types", 13], ["a typed group", 17, [["fails with types", 18]]]],
+  ]);
+});
+
+test("tests of one name are one test", () => {
+  const text = 'import { test, describe } from "node:test";\ntest("a", f);\ntest("a", g);\ndescribe("b", () => {\n  it("c", f);\n});\ndescribe("b", () => {\n  it("d", f);\n  it("c", f);\n});';
+  assert.deepEqual(found("a.test.js", text), ["node --test", [["a", 2], ["b", 4, [["c", 5], ["d", 8]]]]]);
+  assert.deepEqual(found("test_a.py", "def test_a(): pass\ndef test_a(): pass"), ["pytest", [["test_a", 1]]]);
+});
+
+test("a file that was written to take long takes no longer than others", () => {
+  const began = process.cpuUsage();
+  const slow = ['test("' + "\\".repeat(100_000), "test(" + " ".repeat(100_000), "class A(" + "(".repeat(100_000), "def test" + "a".repeat(100_000)];
+  const text = ["import 'node:test'", ...slow].join("\n");
+  for (const file of ["a.test.js", "test_a.py", "a_test.go"]) discover(file, text);
+  assert.ok(process.cpuUsage(began).user < 5e6);
+});
+
+test("a file of a folder is one without links on the way to it", () => {
+  const base = mkdtempSync(path.join(tmpdir(), "tidebox-"));
+  try {
+    mkdirSync(path.join(base, "folder", "sub"), { recursive: true });
+    for (const file of ["outside.py", "folder/a.py", "folder/sub/b.py"]) writeFileSync(path.join(base, file), "");
+    symlinkSync(base, path.join(base, "folder", "link"));
+    symlinkSync(path.join(base, "outside.py"), path.join(base, "folder", "c.py"));
+    symlinkSync(path.join(base, "folder"), path.join(base, "linked"));
+    for (const folder of ["folder", "linked"]) {
+      for (const file of ["a.py", "sub/b.py"]) assert.ok(isFileOf(path.join(base, folder), file), file);
+      for (const file of ["", ".", "sub", "none.py", "c.py", "link/outside.py", "../outside.py", "sub/../../outside.py"]) {
+        assert.ok(!isFileOf(path.join(base, folder), file), file);
+      }
+    }
+  } finally {
+    rmSync(base, { recursive: true });
+  }
+});
+
 test("which files may have tests", () => {
-  for (const file of ["test_a.py", "x/a_test.py", "a_test.go", "x/a.test.mjs", "test-a.cjs", "a-test.js"]) assert.ok(mayHaveTests(file), file);
-  for (const file of ["a.py", "tests.py", "a.go", "a.js", "x/test_a.py/b.py", "a.test.ts"]) assert.ok(!mayHaveTests(file), file);
+  for (const file of ["test_a.py", "x/a_test.py", "a_test.go", "x/a.test.mjs", "test-a.cjs", "a-test.js", "a.test.ts", "x/a_test.mts"]) assert.ok(mayHaveTests(file), file);
+  for (const file of ["a.py", "tests.py", "a.go", "a.js", "x/test_a.py/b.py", "a.test.tsx", "a.ts"]) assert.ok(!mayHaveTests(file), file);
 });

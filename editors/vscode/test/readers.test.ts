@@ -78,6 +78,17 @@ test("node --test of a file that is no program", () => {
   assert.deepEqual(others, []);
 });
 
+test("node --test of TypeScript", () => {
+  assert.deepEqual(read(nodeTest, ["js/typed.test.ts"], [["stdout", "node-typed.txt"]]), [
+    "adds with types: passed",
+    String.raw`a typed group > fails with types: failed at js/typed.test.ts:19 "no sum\n\n2 !== 3"`,
+    'a typed group: failed at js/typed.test.ts:17 "1 subtest failed"',
+  ]);
+  assert.deepEqual(read(nodeTest, ["js/typed.test.ts"], [["stderr", "node-typed-broken.txt"]]), [
+    String.raw`: errored at js/typed.test.ts:22 "Unexpected \"=\""`,
+  ]);
+});
+
 test("go test", () => {
   assert.deepEqual(read(goTest, ["calc/calc_test.go"], [["stdout", "go.txt"]]), [
     "TestRight: passed",
@@ -93,6 +104,32 @@ test("go test of a package that does not compile", () => {
   assert.deepEqual(read(goTest, ["calc/calc_test.go"], printed), [
     'calc/calc_test.go: errored at calc/calc.go:3 "undefined: nope"',
   ]);
+});
+
+test("what a program prints does not take longer to read than to print", () => {
+  const line = (text: string): string => text.slice(0, 4096);
+  const hostile = [
+    line("a.py::x" + " PASSED (".repeat(500)),
+    line("    at (" + "/workspace/".repeat(400)),
+    line("= " + " =".repeat(2000) + "x"),
+    line("_ " + " _".repeat(2000) + "x"),
+    line("a".repeat(2000) + ":1".repeat(1000)),
+    line("ok 1 - " + " # SKI".repeat(600)),
+    line("      stack: " + "/workspace/a:1".repeat(280)),
+    line(" ... ".repeat(800)),
+    line("test_a (" + "a.".repeat(2000)),
+    line("/workspace/" + "x".repeat(4000)),
+  ];
+  for (const framework of [pytest, unittest, nodeTest, goTest]) {
+    const reader = framework.reader([{ file: "a.py", names: [] }]);
+    const began = process.cpuUsage();
+    for (const stream of ["stdout", "stderr"] as const) {
+      reader.line(stream, "not ok 1 - x");
+      for (const text of hostile) for (let count = 0; count < 100; count++) reader.line(stream, text);
+    }
+    reader.end();
+    assert.ok(process.cpuUsage(began).user < 5e6, framework.name);
+  }
 });
 
 test("a trace that leads elsewhere leads nowhere", () => {

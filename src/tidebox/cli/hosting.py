@@ -58,16 +58,22 @@ Guest = Callable[[Host], Coroutine[Any, Any, None]]
 
 
 def serve_guest(
-    server: str | None, profile: str | None, load_guest: Callable[[], Guest], source: ClientSource
+    server: str | None,
+    profile: str | None,
+    load_guest: Callable[[], Guest],
+    source: ClientSource,
+    *,
+    executable: bool = False,
 ) -> None:
     """Run a guest to its end, or until a signal: with the server that is named, or else with one in this process.
 
-    ``load_guest`` loads it first, when nothing else has anything to do yet.
+    ``load_guest`` loads it first, when nothing else has anything to do yet. ``executable`` is whether files in boxes of
+    this process may be executed where the environment does not say.
     """
     named = load_client_settings()
     with _private_directory(source) as directory:
         if server is None and profile is None and named.url is None and named.profile is None:
-            _embed(load_guest, source, directory)
+            _embed(load_guest, source, directory, executable)
         else:
             _use_server(Server(server or None, profile), load_guest(), source, directory)
 
@@ -92,7 +98,7 @@ def _use_server(server: Server, guest: Guest, source: ClientSource, directory: P
     asyncio.run(run())
 
 
-def _embed(load_guest: Callable[[], Guest], source: ClientSource, directory: Path) -> None:
+def _embed(load_guest: Callable[[], Guest], source: ClientSource, directory: Path, executable: bool) -> None:
     """Run with a whole server in this process."""
     # Until the server is up: what is loaded is no garbage, and looking through it takes a tenth of the start.
     gc.disable()
@@ -104,6 +110,9 @@ def _embed(load_guest: Callable[[], Guest], source: ClientSource, directory: Pat
     from tidebox.server import serve
 
     key = f"tb_{secrets.token_urlsafe(32)}"
+    chosen: dict[str, Any] = {}
+    if executable and environment_variable("SANDBOX_WORKSPACE_NOEXEC") is None:
+        chosen["workspace_noexec"] = False
     settings = load_settings(
         data_dir=directory / "server",
         api_key=key,
@@ -121,6 +130,7 @@ def _embed(load_guest: Callable[[], Guest], source: ClientSource, directory: Pat
         # Its one user is never counted.
         rate_limit="off",
         providers=(),
+        **chosen,
     )
 
     async def hosted(app: App, url: str) -> None:

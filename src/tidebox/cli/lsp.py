@@ -26,7 +26,8 @@ def command(stdio: bool, server: str | None, profile: str | None) -> int:
     unless a server is named: by --server, --profile, TIDEBOX_URL or TIDEBOX_PROFILE.
     """
     codes: list[int] = []
-    serve_guest(server, profile, lambda: _load(codes), "IDE")
+    # Go executes the tests that it has compiled. As with `tidebox run`, programs of one's own machine may do that.
+    serve_guest(server, profile, lambda: _load(codes), "IDE", executable=True)
     return codes[0] if codes else 1
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from tidebox.errors import InvalidRequest
 from tidebox.lsp.gathering import checked_name
+from tidebox.model.events import StreamName
 
 Given = TypeVar("Given", bound=msgspec.Struct)
 
@@ -77,6 +78,13 @@ class OpenArtifacts(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The argument of ``openArtifacts``."""
 
     run_id: str | None = None
+
+
+class ReadOutput(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The parameters of ``tidebox/readOutput``."""
+
+    run_id: str
+    stream: StreamName
 
 
 def parse(kind: type[Given], arguments: Any) -> Given:

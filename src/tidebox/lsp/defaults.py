@@ -57,13 +57,16 @@ class KeptDefaults:
             raise InvalidRequest(f"{self._path} cannot be understood; remove it", field="configure") from None
 
     def _write(self, content: dict[str, dict[str, Any]]) -> None:
+        text = json.dumps(content, indent=1)
+        if len(text) > _MAX_BYTES:
+            raise InvalidRequest(f"more than {_MAX_BYTES} bytes of defaults", field="configure")
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         written = self._path.with_name(f".{FILE}-{secrets.token_hex(8)}")
         # Variables may be secrets.
         descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "w") as file:
-                json.dump(content, file, indent=1)
+                file.write(text)
             os.replace(written, self._path)
         except BaseException:
             written.unlink(missing_ok=True)

@@ -69,8 +69,7 @@ def name_of(uri: str, language: str) -> str:
     """A name for a document that has no file."""
     stem = posixpath.basename(unquote(urlsplit(uri).path)) or "untitled"
     kept = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "_" for char in stem)[:64]
-    known = posixpath.splitext(kept)[1]
-    return kept if known else kept + suffix_of(language)
+    return kept if posixpath.splitext(kept)[1] else kept + suffix_of(language)
 
 
 def _is_workspace(root: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +33,8 @@ MAX_FILES = 1000
 MAX_BYTES = 48 * MIB
 MAX_DEPTH = 10
 _MAX_LOOKED_AT = 50_000
+_MAX_RULE_BYTES = MIB
+"""What all files with patterns together may have: each pattern is kept in memory."""
 _PATTERN_SECONDS = 5.0
 """What all patterns together may take."""
 _SNIFFED = 8 * KIB
@@ -91,9 +94,10 @@ class Gatherer:
         """
         found = Gathered(dict(texts))
         found.bytes = sum(map(len, texts.values()))
+        patience = new_patience()
         for path in dict.fromkeys(named):
             if path not in found.texts:
-                found.files[path] = signature = self._named(path)
+                found.files[path] = signature = self._named(path, patience)
                 found.bytes += signature.size
         if found.bytes > MAX_BYTES or len(found.texts) + len(found.files) > MAX_FILES:
             raise InvalidRequest(
@@ -170,17 +174,25 @@ class Gatherer:
     def _walk(self, found: Gathered) -> Iterator[tuple[str, Signature]]:
         """(path, signature) of each regular file, the shallow ones first."""
         looked_at = 0
-        patience = Patience(_PATTERN_SECONDS)
+        patience = new_patience()
         decided_before, self._decided = self._decided, {}
+        self._files_of_rules = {base: known for base, known in self._files_of_rules.items() if base in decided_before}
+        rule_bytes = 0
         level: list[tuple[str, tuple[Gitignore, ...]]] = [("", ())]
         for _ in range(MAX_DEPTH + 1):
             deeper: list[tuple[str, tuple[Gitignore, ...]]] = []
             for base, rules in level:
                 rules = self._rules(base, rules)
+                if base in self._files_of_rules:
+                    rule_bytes += self._files_of_rules[base][0].size
+                    if rule_bytes > _MAX_RULE_BYTES:
+                        raise InvalidRequest(
+                            f"the {gitignore.FILE} files have more than {_MAX_RULE_BYTES // KIB} KiB", field="files"
+                        )
                 known = decided_before.get(base)
                 decided = known[1] if known is not None and known[0] == rules else {}
                 self._decided[base] = rules, decided
-                for entry in self._entries(base):
+                for entry in self._entries(base, _MAX_LOOKED_AT + 1 - looked_at):
                     looked_at += 1
                     if looked_at > _MAX_LOOKED_AT:
                         found.leave_out(base or ".", f"more than {_MAX_LOOKED_AT} files and directories to look at")
@@ -203,10 +215,11 @@ class Gatherer:
         for base, _ in level:
             found.leave_out(base, f"more than {MAX_DEPTH} directories deep")
 
-    def _entries(self, base: str) -> list[os.DirEntry[str]]:
+    def _entries(self, base: str, most: int) -> list[os.DirEntry[str]]:
+        """What a directory has, by name; of one that has more, any so many."""
         try:
             with os.scandir(os.path.join(self._root, base)) as entries:
-                return sorted(entries, key=lambda entry: entry.name)
+                return sorted(itertools.islice(entries, most), key=lambda entry: entry.name)
         except OSError:
             return []
 
@@ -223,13 +236,22 @@ class Gatherer:
             return rules
         return (*rules, known[1])
 
-    def ignored(self, path: str) -> bool:
-        """Whether a path is one that is never sent."""
+    def behind_link(self, path: str) -> bool:
+        """Whether a path of the folder is a link, or lies behind one."""
+        full = self._root
+        for part in path.split("/"):
+            full = os.path.join(full, part)
+            if os.path.islink(full):
+                return True
+        return False
+
+    def ignored(self, path: str, patience: Patience | None = None) -> bool:
+        """Whether a path is one that is never sent; ``patience`` is what is left for a number of them."""
         parts = path.split("/")
         if not NEVER.isdisjoint(parts):
             return True
         rules: tuple[Gitignore, ...] = ()
-        patience = Patience(_PATTERN_SECONDS)
+        patience = patience or new_patience()
         for depth, _ in enumerate(parts):
             base = "".join(part + "/" for part in parts[:depth])
             rules = self._rules(base, rules)
@@ -238,15 +260,20 @@ class Gatherer:
                 return True
         return False
 
-    def _named(self, path: str) -> Signature:
+    def _named(self, path: str, patience: Patience) -> Signature:
         """What a caller named: a file of the folder, of any kind and size."""
-        if self.ignored(path):
+        if self.ignored(path, patience):
             raise InvalidRequest(f"files: {shown(path)} is never sent: git ignores it", field="files")
         try:
             with self._opened(path) as file:
                 return _signature(os.fstat(file.fileno()))
         except OSError as error:
             raise InvalidRequest(f"files: {shown(path)}: {error.strerror or error}", field="files") from None
+
+
+def new_patience() -> Patience:
+    """What the patterns of a folder may take."""
+    return Patience(_PATTERN_SECONDS)
 
 
 def _signature(about: os.stat_result) -> Signature:

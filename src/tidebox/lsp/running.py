@@ -25,6 +25,8 @@ _WORDS = {
     Reason.PIDS_LIMIT_EXCEEDED: "it started more processes than it may",
     Reason.LOG_CAP_EXCEEDED: "it printed more than it may",
     Reason.QUEUE_TTL_EXPIRED: "the server was too busy to start it",
+    Reason.COMPILE_FAILED: "it could not be compiled",
+    Reason.COMPILE_TIMEOUT: "compiling it took too long",
     Reason.EXEC_FAILED: "it could not be started: is the command right?",
     Reason.POLICY_DENIED: "the policy does not allow it",
     Reason.RUNTIME_UNAVAILABLE: "the runtime is not there",

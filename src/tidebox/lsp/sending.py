@@ -28,6 +28,10 @@ _TERMS = ("base_image", "runtime", "packages")
 Listing = dict[str, tuple[int, Any]]
 
 
+class NotStarted(Exception):
+    """It was cancelled before it began."""
+
+
 @dataclass(slots=True)
 class _Session:
     id: str
@@ -60,13 +64,15 @@ class Sender:
         await self._forget()
 
     @asynccontextmanager
-    async def sent(self, gathered: Gathered, options: Mapping[str, Any]) -> AsyncIterator[Sending]:
-        """The files, for one run within this context."""
+    async def sent(
+        self, gathered: Gathered, options: Mapping[str, Any], cancelled: asyncio.Event | None = None
+    ) -> AsyncIterator[Sending]:
+        """The files, for one run within this context; raises ``NotStarted`` if it is cancelled before its turn."""
         if gathered.bytes <= INLINE_BYTES and len(gathered.texts) + len(gathered.files) <= INLINE_FILES:
             files = await asyncio.to_thread(self._contents, gathered, list(gathered.files))
             yield Sending({**options, "files": files or None}, len(files))
             return
-        async with self._turn:
+        async with self._in_turn(cancelled or asyncio.Event()):
             terms = {name: options.get(name) for name in _TERMS}
             session, listing, sent = await self._synchronized(gathered, terms)
             # A cache of compiled modules would be something that it left.
@@ -80,6 +86,23 @@ class Sender:
                 # A run that was given up may still be changing it.
                 if not ended or not await self._unchanged(session, listing):
                     await self._forget()
+
+    @asynccontextmanager
+    async def _in_turn(self, cancelled: asyncio.Event) -> AsyncIterator[None]:
+        """Wait until no other run has the session: as long as others run, unless it is cancelled."""
+        loop = asyncio.get_running_loop()
+        coming, giving_up = loop.create_task(self._turn.acquire()), loop.create_task(cancelled.wait())
+        try:
+            await asyncio.wait({coming, giving_up}, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done() or cancelled.is_set():
+                raise NotStarted
+            yield
+        finally:
+            for task in (coming, giving_up):
+                task.cancel()
+            await asyncio.wait({coming, giving_up})
+            if not coming.cancelled():
+                self._turn.release()
 
     def _contents(self, gathered: Gathered, paths: list[str]) -> dict[str, bytes]:
         found = dict(gathered.texts)
@@ -156,4 +179,3 @@ class Sender:
                 await self._client.delete_session(session.id)
         except (TideboxError, TimeoutError):
             pass  # its time will be over
-

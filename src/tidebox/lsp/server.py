@@ -11,15 +11,21 @@ from typing import Any
 import structlog
 from lsprotocol import types
 from lsprotocol.converters import get_converter
-from pygls.exceptions import JsonRpcException, JsonRpcInternalError, JsonRpcInvalidParams
+from pygls.exceptions import (
+    JsonRpcException,
+    JsonRpcInternalError,
+    JsonRpcInvalidParams,
+    JsonRpcRequestCancelled,
+)
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
 import tidebox
 from tidebox.errors import InternalError, InvalidRequest, TideboxError
 from tidebox.lsp import arguments
-from tidebox.lsp.arguments import Configure, Defaults, OpenArtifacts
+from tidebox.lsp.arguments import Configure, Defaults, OpenArtifacts, ReadOutput
 from tidebox.lsp.folders import choose_folder, file_of, name_of
+from tidebox.lsp.sending import NotStarted
 from tidebox.lsp.targets import find_lenses
 from tidebox.lsp.views import EditorView, OwnView, PlainView
 from tidebox.lsp.workbench import Document, Token, Workbench
@@ -29,6 +35,7 @@ _log = structlog.get_logger("tidebox.lsp")
 PREFIXES = ("tldw.sandbox.", "tidebox.")
 COMMANDS = ("run", "configure", "openArtifacts")
 RUN = "tldw.sandbox.run"
+READ_OUTPUT = "tidebox/readOutput"
 _SECTION = "tidebox"
 _CLOSE_SECONDS = 15.0
 
@@ -85,6 +92,7 @@ class Server(LanguageServer):
         self.feature(types.INITIALIZE)(self._on_initialize())
         self.feature(types.INITIALIZED)(self._on_initialized())
         self.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)(self._on_configuration())
+        self.feature(READ_OUTPUT)(self._on_read_output())
         self.feature(types.TEXT_DOCUMENT_CODE_LENS, types.CodeLensOptions(resolve_provider=False))(self._on_lens())
 
     async def close(self) -> None:
@@ -126,6 +134,13 @@ class Server(LanguageServer):
 
         return lenses
 
+    def _on_read_output(self) -> Callable[[Any], Any]:
+        async def read_output(params: Any) -> Any:
+            said = params._asdict() if hasattr(params, "_asdict") else params
+            return await self._guarded("readOutput", lambda workbench: workbench.read_output(_wanted(said)))
+
+        return read_output
+
     def _take_settings(self, given: Any) -> None:
         try:
             self._settings = arguments.convert(Defaults, given or {})
@@ -142,9 +157,9 @@ class Server(LanguageServer):
         except InvalidRequest:
             return []
         found = []
-        for index, lens in enumerate(find_lenses(path, document.text)):
-            # The first is the whole file, for which the folder may have a command of its own.
-            said = {"uri": uri} if index == 0 else {"uri": uri, "command": list(lens.command)}
+        for lens in find_lenses(path, document.text):
+            # For a whole file the folder may have a command of its own.
+            said = {"uri": uri, "command": list(lens.command)} if lens.command else {"uri": uri}
             place = types.Range(types.Position(lens.line, 0), types.Position(lens.line, 0))
             found.append(types.CodeLens(place, types.Command(title=lens.title, command=RUN, arguments=[said])))
         return found
@@ -154,11 +169,19 @@ class Server(LanguageServer):
         name = next((params.command.removeprefix(p) for p in PREFIXES if params.command.startswith(p)), "")
         if name not in COMMANDS:
             raise JsonRpcInvalidParams(message=f"there is no command {params.command[:200]!r}")
+        return await self._guarded(name, lambda workbench: self._execute(workbench, name, params))
+
+    async def _guarded(self, name: str, action: Callable[[Workbench], Awaitable[Any]]) -> Any:
+        """What the workbench answers, or an error of the protocol."""
         task = asyncio.current_task()
         assert task is not None
         self._executing.add(task)
         try:
-            return await self._execute(name, params)
+            if self._workbench is None:
+                raise InvalidRequest("not initialized", field="command")
+            return await action(self._workbench)
+        except NotStarted:
+            raise JsonRpcRequestCancelled from None
         except InvalidRequest as error:
             raise JsonRpcInvalidParams(message=error.message, data=_data(error)) from None
         except TideboxError as error:
@@ -171,10 +194,7 @@ class Server(LanguageServer):
         finally:
             self._executing.discard(task)
 
-    async def _execute(self, name: str, params: types.ExecuteCommandParams) -> Any:
-        workbench = self._workbench
-        if workbench is None:
-            raise InvalidRequest("not initialized", field="command")
+    async def _execute(self, workbench: Workbench, name: str, params: types.ExecuteCommandParams) -> Any:
         if name == "run":
             given = arguments.parse(arguments.Run, params.arguments)
             async with _Progress(self, params.work_done_token) as progress:
@@ -277,7 +297,9 @@ class _Progress:
         progress.tokens[token].add_done_callback(lambda future: self.cancelled.set() if future.cancelled() else None)
 
 
+def _wanted(said: Any) -> ReadOutput:
+    return arguments.parse(ReadOutput, [said])
+
+
 def _data(error: TideboxError) -> dict[str, Any]:
     return {"code": error.code, "message": error.message}
-
-

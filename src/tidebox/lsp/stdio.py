@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from concurrent.futures import InvalidStateError
@@ -20,6 +21,8 @@ _log = structlog.get_logger("tidebox.lsp")
 MAX_MESSAGE_BYTES = 64 * MIB
 _MAX_HEADER_BYTES = 8 * KIB
 _LENGTH = b"content-length:"
+_GOODBYE_SECONDS = 2.0
+"""Within which an editor reads the last answers, or never will."""
 _END = b"\r\n\r\n"
 
 
@@ -38,7 +41,9 @@ async def serve_stdio(make_workbench: MakeWorkbench) -> int:
                 task.cancel()
             await asyncio.wait({reading, ended})
             await server.close()
-            await writer.drained()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_SECONDS):
+                    await writer.drained()
         return 0 if server.protocol.was_shut_down else 1
 
 

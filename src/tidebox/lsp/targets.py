@@ -25,17 +25,26 @@ class Lens:
 
     line: int
     title: str
+    command: tuple[str, ...] = ()
+    """Without one, whatever runs the whole file."""
+
+
+class Target(NamedTuple):
+    """What runs a file."""
+
     command: tuple[str, ...]
+    """Where there is a language, what is tried if the server has none of that name; empty if there is nothing."""
+    language: str = ""
+    """What the server knows how to compile and run it by."""
 
 
 class _Kind(NamedTuple):
-    suffix: str
-    """Of a document that has no name yet."""
-    command: Callable[[str], tuple[str, ...]]
+    command: Callable[[str], tuple[str, ...]] | None
     lenses: Callable[[str, Sequence[str]], Iterator[Lens]] | None = None
+    language: str = ""
 
 
-def command_of(path: str, text: str) -> tuple[str, ...]:
+def find_target(path: str, text: str) -> Target:
     """What runs a file: the program of its first line, or of its name; a file of tests is tested."""
     first = text[:256].partition("\n")[0]
     if first.startswith("#!"):
@@ -43,30 +52,29 @@ def command_of(path: str, text: str) -> tuple[str, ...]:
         if words and posixpath.basename(words[0]) == "env":
             words = [word for word in words[1:] if word != "-S"]
         if words and not words[0].startswith("-") and "=" not in words[0]:
-            return (posixpath.basename(words[0]), *words[1:], path)
+            return Target((posixpath.basename(words[0]), *words[1:], path))
     kind = _KINDS.get(posixpath.splitext(path)[1].lower())
     if kind is None:
         raise InvalidRequest(f"{path}: its name does not tell what runs it; give a command", field="command")
     runner = _test_runner(path, text)
-    return runner(path) if runner is not None else kind.command(path)
+    if runner is not None:
+        return Target(runner(path))
+    return Target(() if kind.command is None else kind.command(path), kind.language)
 
 
 def suffix_of(language: str) -> str:
-    """How the name of a file of that language, as editors call it, ends."""
-    for kind in _KINDS.values():
-        if kind.suffix == _LANGUAGES.get(language):
-            return kind.suffix
-    raise InvalidRequest(f"nothing is known that runs {language!r}; give a command", field="command")
+    """How the name of a file of that language, as editors call it, ends; of one that is not known, not at all."""
+    return _LANGUAGES.get(language, "")
 
 
 def find_lenses(path: str, text: str) -> list[Lens]:
     """The lenses of a file; none for one that nothing is known to run."""
     try:
-        whole = command_of(path, text)
+        find_target(path, text)
     except InvalidRequest:
         return []
     tests = _test_runner(path, text) is not None
-    found = [Lens(0, "Run all tests in Sandbox" if tests else "Run in Sandbox", whole)]
+    found = [Lens(0, "Run all tests in Sandbox" if tests else "Run in Sandbox")]
     kind = _KINDS.get(posixpath.splitext(path)[1].lower())
     if kind is not None and kind.lenses is not None:
         lines = [line[:_MAX_LINE] for line in text[:_MAX_TEXT].split("\n")]
@@ -141,8 +149,26 @@ def _node(path: str) -> tuple[str, ...]:
     return ("node", "--enable-source-maps", path)
 
 
-def _node_tests(path: str) -> tuple[str, ...]:
-    return ("node", "--enable-source-maps", "--test", path)
+def _node_tests(path: str, *options: str) -> tuple[str, ...]:
+    if posixpath.splitext(path)[1] in _TYPESCRIPT:
+        return ("sh", "-c", _TYPESCRIPT_TESTS, "sh", path, *options)
+    return ("node", "--enable-source-maps", "--test", *options, path)
+
+
+_JAVASCRIPT, _TYPESCRIPT = (".js", ".mjs", ".cjs"), (".ts", ".mts", ".cts")
+# As the language itself is run: by esbuild or, where there is none, by a Node that knows types (22.6).
+_TYPESCRIPT_TESTS = """file=$1 made="/tmp/tests/${1%.*}.mjs"
+shift
+if command -v esbuild >/dev/null; then
+  esbuild "$file" --bundle --platform=node --packages=external --format=esm --sourcemap=inline --log-level=warning \\
+    --color=false --outfile="$made" && exec node --enable-source-maps --test "$@" "$made"
+else
+  exec node --enable-source-maps --experimental-strip-types --test "$@" "$file"
+fi"""
+
+
+def _node_types(path: str) -> tuple[str, ...]:
+    return ("node", "--enable-source-maps", "--experimental-strip-types", path)
 
 
 def _node_lenses(path: str, lines: Sequence[str]) -> Iterator[Lens]:
@@ -151,8 +177,7 @@ def _node_lenses(path: str, lines: Sequence[str]) -> Iterator[Lens]:
     for number, line in enumerate(lines):
         if found := _NODE_TEST.match(line):
             pattern = _SPECIAL.sub(lambda special: "\\" + special[0], found["name"])
-            command = ("node", "--enable-source-maps", "--test", f"--test-name-pattern={pattern}", path)
-            yield Lens(number, "Run test in Sandbox", command)
+            yield Lens(number, "Run test in Sandbox", _node_tests(path, f"--test-name-pattern={pattern}"))
 
 
 # Go
@@ -181,7 +206,7 @@ def _go_tests(path: str) -> tuple[str, ...]:
 def _go_lenses(path: str, lines: Sequence[str]) -> Iterator[Lens]:
     for number, line in enumerate(lines):
         if _GO_MAIN.match(line):
-            yield Lens(number, "Run in Sandbox", _go(path))
+            yield Lens(number, "Run in Sandbox")
         elif path.endswith("_test.go") and (found := _GO_TEST.match(line)):
             command = ("go", "test", "-run", f"^{found['name']}$", _go_package(path))
             yield Lens(number, "Run test in Sandbox", command)
@@ -208,7 +233,7 @@ def _test_runner(path: str, text: str) -> Callable[[str], tuple[str, ...]] | Non
         if _is_unittest(text):
             return lambda each: (*_UNITTEST, _module(each))
         return lambda each: (*_PYTEST, each)
-    if posixpath.splitext(path)[1] in (".js", ".mjs", ".cjs") and _NODE_IMPORT.search(text[:_MAX_TEXT]):
+    if posixpath.splitext(path)[1] in (*_JAVASCRIPT, *_TYPESCRIPT) and _NODE_IMPORT.search(text[:_MAX_TEXT]):
         return _node_tests
     return _go_tests if path.endswith("_test.go") else None
 
@@ -217,28 +242,47 @@ def _with(*words: str) -> Callable[[str], tuple[str, ...]]:
     return lambda path: (*words, path)
 
 
+_C_MAIN = re.compile(r"(?:int|void)\s+main\s*\(")
+_RUST_MAIN = re.compile(r"(?:pub\s+)?fn\s+main\s*\(\s*\)")
+
+
+def _over(pattern: re.Pattern[str]) -> Callable[[str, Sequence[str]], Iterator[Lens]]:
+    """A lens over each line that matches, for the whole file."""
+    return lambda path, lines: (Lens(at, "Run in Sandbox") for at, line in enumerate(lines) if pattern.match(line))
+
+
 _KINDS = {
-    ".py": _Kind(".py", _with("python3"), _python_lenses),
-    ".js": _Kind(".js", _node, _node_lenses),
-    ".mjs": _Kind(".js", _node, _node_lenses),
-    ".cjs": _Kind(".js", _node, _node_lenses),
-    ".ts": _Kind(".ts", _with("node", "--enable-source-maps", "--experimental-strip-types")),
-    ".go": _Kind(".go", _go, _go_lenses),
-    ".java": _Kind(".java", _java, _java_lenses),
-    ".sh": _Kind(".sh", _with("sh")),
-    ".bash": _Kind(".sh", _with("bash")),
-    ".ex": _Kind(".exs", _with("elixir")),
-    ".exs": _Kind(".exs", _with("elixir")),
+    ".py": _Kind(_with("python3"), _python_lenses),
+    **dict.fromkeys(_JAVASCRIPT, _Kind(_node, _node_lenses)),
+    **dict.fromkeys(_TYPESCRIPT, _Kind(_node_types, _node_lenses, "typescript")),
+    ".tsx": _Kind(None, None, "typescript"),
+    ".go": _Kind(_go, _go_lenses, "go"),
+    ".java": _Kind(_java, _java_lenses),
+    ".sh": _Kind(_with("sh")),
+    ".bash": _Kind(_with("bash")),
+    ".ex": _Kind(_with("elixir")),
+    ".exs": _Kind(_with("elixir")),
+    ".rb": _Kind(_with("ruby"), None, "ruby"),
+    ".r": _Kind(_with("Rscript"), None, "r"),
+    ".c": _Kind(None, _over(_C_MAIN), "c"),
+    **dict.fromkeys((".cpp", ".cc", ".cxx"), _Kind(None, _over(_C_MAIN), "cpp")),
+    ".rs": _Kind(None, _over(_RUST_MAIN), "rust"),
 }
 # As editors call languages -> how a file of one ends.
 _LANGUAGES = {
     "python": ".py",
     "javascript": ".js",
     "typescript": ".ts",
+    "typescriptreact": ".tsx",
     "go": ".go",
     "java": ".java",
     "shellscript": ".sh",
     "sh": ".sh",
     "bash": ".sh",
     "elixir": ".exs",
+    "ruby": ".rb",
+    "r": ".r",
+    "c": ".c",
+    "cpp": ".cpp",
+    "rust": ".rs",
 }

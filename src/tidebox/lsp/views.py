@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from lsprotocol import types
@@ -27,8 +28,8 @@ class Wire(Protocol):
 class EditorView(View, Protocol):
     """A view that also shows the end."""
 
-    async def ended(self, run_id: str, end: RunEnd, url: str | None) -> None:
-        """It is over."""
+    async def ended(self, run_id: str, end: RunEnd, url: str | None, cut: Sequence[StreamName]) -> None:
+        """It is over; of the streams in ``cut`` not all was shown."""
 
 
 class OwnView:
@@ -60,8 +61,8 @@ class OwnView:
         """Something that the user should know."""
         self._wire.notify("tidebox/notice", {"run_id": run_id, "text": text})
 
-    async def ended(self, run_id: str, end: RunEnd, url: str | None) -> None:
-        """It is over."""
+    async def ended(self, run_id: str, end: RunEnd, url: str | None, cut: Sequence[StreamName]) -> None:
+        """It is over; of the streams in ``cut`` not all was shown."""
         said = {
             "run_id": run_id,
             "phase": end.phase.value,
@@ -70,6 +71,7 @@ class OwnView:
             "summary": summarize(end),
             "artifacts": bool(end.artifact_bytes),
             "url": url,
+            "cut": list(cut),
         }
         self._wire.notify("tidebox/runEnded", said)
 
@@ -101,8 +103,8 @@ class PlainView:
         """Something that the user should know."""
         self._log(f"tidebox: {text}")
 
-    async def ended(self, run_id: str, end: RunEnd, url: str | None) -> None:
-        """It is over."""
+    async def ended(self, run_id: str, end: RunEnd, url: str | None, cut: Sequence[StreamName]) -> None:
+        """It is over; of the streams in ``cut`` not all was shown."""
         for rest in self._partial.values():
             self._log(rest)
         kind = types.MessageType.Info if end.ok else types.MessageType.Error
@@ -111,5 +113,3 @@ class PlainView:
 
     def _log(self, text: str) -> None:
         self._wire.notify(types.WINDOW_LOG_MESSAGE, types.LogMessageParams(types.MessageType.Info, text))
-
-

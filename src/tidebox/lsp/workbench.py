@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,15 +12,15 @@ from typing import Any, Protocol
 
 from lsprotocol import types
 
-from tidebox.errors import InvalidRequest, TideboxError
+from tidebox.errors import InvalidRequest, TideboxError, UnknownLanguage
 from tidebox.lsp import arguments, targets
-from tidebox.lsp.arguments import Configure, Defaults, OpenArtifacts
+from tidebox.lsp.arguments import Configure, Defaults, OpenArtifacts, ReadOutput
 from tidebox.lsp.copies import Copies
 from tidebox.lsp.defaults import KeptDefaults
 from tidebox.lsp.diagnostics.parsing import find_problems
 from tidebox.lsp.diagnostics.places import Mark, Place, Sent, elsewhere, mark
 from tidebox.lsp.folders import Folder, choose_folder, file_of, name_of
-from tidebox.lsp.gathering import MAX_BYTES, Gathered, Gatherer
+from tidebox.lsp.gathering import MAX_BYTES, Gathered, Gatherer, new_patience
 from tidebox.lsp.marks import Marks, make_diagnostics
 from tidebox.lsp.running import Ended, run_to_end, summarize
 from tidebox.lsp.sending import Sender
@@ -30,6 +31,8 @@ from tidebox.sdk.interpreter.client import AsyncInterpreter
 
 _FILE = "${file}"
 _MAX_FOLDERS = 100
+_KEPT_FILES = 16
+MAX_READ_BYTES = 16 * MIB
 
 Token = str | int | None
 
@@ -81,11 +84,19 @@ class _Job:
     spec: Defaults
     uri: str | None
     command: list[str]
+    language: str
+    """Where there is one, the server knows by it what runs ``main``; the command is for where it does not."""
+    main: str | None
     gathered: Gathered
     whole: bool
     """Whether it is the whole document that runs, and not a part of it."""
     uris: dict[str, str]
     """Path -> URI, of documents that lie elsewhere than their path says."""
+
+    @property
+    def said(self) -> list[str]:
+        """What is run, in words."""
+        return [self.language, self.main] if self.language and self.main is not None else self.command
 
 
 class Workbench:
@@ -131,11 +142,11 @@ class Workbench:
         place = await self._place(folder)
         job = await asyncio.to_thread(self._prepare, given, place, self._editor.documents())
         self._last = folder, given
-        view = self._editor.view(job.command, job.uri, token)
+        view = self._editor.view(job.said, job.uri, token)
         for notice in job.gathered.notices():
             await view.notice(None, notice)
-        async with job.place.sender.sent(job.gathered, _options(job.spec)) as sending:
-            ended = await run_to_end(self._client, job.command, sending.options, view, cancelled)
+        async with job.place.sender.sent(job.gathered, _options(job.spec), cancelled) as sending:
+            ended = await self._follow(job, sending.options, view, cancelled)
         run, end = ended.run, ended.end
         self._last_run = run.id
         link = self._page_url(run.id)
@@ -145,9 +156,20 @@ class Workbench:
         if ended.dropped:
             await view.notice(run.id, "the server did not keep all of the output")
         await self._show(job, ended, link)
-        await view.ended(run.id, end, self._page_url(run.id))
+        await view.ended(run.id, end, self._page_url(run.id), cut)
         answer = {"run_id": run.id, "phase": end.phase.value, "exit_code": end.exit_code}
         return answer if run.log_stream_url is None else {**answer, "log_stream_url": run.log_stream_url}
+
+    async def _follow(self, job: _Job, options: dict[str, Any], view: EditorView, cancelled: asyncio.Event) -> Ended:
+        if job.language and job.main is not None:
+            try:
+                words = {**options, "language": job.language}
+                return await run_to_end(self._client, [job.main], words, view, cancelled)
+            except UnknownLanguage as error:
+                if not job.command:
+                    raise
+                await view.notice(None, f"{error.message}; tried: {' '.join(job.command)}")
+        return await run_to_end(self._client, job.command, options, view, cancelled)
 
     def configure(self, given: Configure, said: Mapping[str, Any]) -> dict[str, Any]:
         """Keep defaults for a folder; ``said`` are the keys as they came, also those that are null."""
@@ -169,6 +191,12 @@ class Workbench:
         await self._editor.open(page or listed, external=page is not None)
         return answer
 
+    async def read_output(self, given: ReadOutput) -> dict[str, Any]:
+        """All that a run printed to one stream, also what was not shown, up to a limit; and whether there is more."""
+        content = await self._client.read_log(given.run_id, stream=given.stream)
+        text = content[:MAX_READ_BYTES].decode("utf-8", "replace")
+        return {"text": text, "cut": len(content) > MAX_READ_BYTES}
+
     def _resolve(self, given: arguments.Run) -> tuple[Folder, arguments.Run]:
         """Where to run what; the last run again, with changes, if neither a document nor a command is given."""
         if given.uri is None and given.command is None and self._last is not None:
@@ -185,14 +213,15 @@ class Workbench:
         path = _main(place, given.uri, texts, uris)
         usual = None if path is None else _usual(path, texts[path])
         if spec.command:
-            command = [path if word == _FILE and path is not None else word for word in spec.command]
+            command = tuple(path if word == _FILE and path is not None else word for word in spec.command)
+            target = targets.Target(command)
         elif path is not None and usual is not None:
-            command = usual
+            target = usual
         else:
             raise InvalidRequest(f"{path or 'uri'}: nothing is known that runs it; give a command", field="command")
-        whole = given.command is None or command == usual
+        whole = given.command is None or target == usual
         gathered = place.gatherer.gather({**texts, **contents}, names, whole=folder.whole)
-        return _Job(place, spec, given.uri, command, gathered, whole, uris)
+        return _Job(place, spec, given.uri, list(target.command), target.language, path, gathered, whole, uris)
 
     async def _place(self, folder: Folder) -> _Place:
         """What is known of a folder; of the one that was not used for longest it is forgotten."""
@@ -221,16 +250,23 @@ class Workbench:
             if path is not None:
                 marks = [Mark(Place(path, 1), words, warning=False), *marks]
             link = link or await self._copy_of(ended)
+        # Marks and what is related to them are often of the same few files.
+        lines_of = functools.lru_cache(_KEPT_FILES)(lambda path: job.place.gatherer.lines(job.gathered, path))
+
+        def line_of(path: str, line: int) -> str:
+            lines = lines_of(path)
+            return lines[line - 1] if line <= len(lines) else ""
+
         found_marks = await asyncio.to_thread(
             make_diagnostics,
             marks,
             lambda path: job.uris.get(path) or job.place.folder.uri_of(path),
-            lambda path, line: self._line(job, path, line),
+            line_of,
             code=f"exit {end.exit_code}" if end.exit_code is not None else end.reason_code or end.phase.value,
             link=link,
             run_id=ended.run.id,
         )
-        self._marks.put((job.uri or job.place.folder.root, tuple(job.command)), found_marks, whole=job.whole)
+        self._marks.put((job.uri or job.place.folder.root, tuple(job.said)), found_marks, whole=job.whole)
 
     async def _copy_of(self, ended: Ended) -> str | None:
         """What a run without a page left, as a list, or its log."""
@@ -253,24 +289,20 @@ class Workbench:
         # A program that worked has caught the errors that it printed.
         return problems, [each for each in marks if each.warning or not ended.end.ok]
 
-    def _line(self, job: _Job, path: str, line: int) -> str:
-        lines = job.place.gatherer.lines(job.gathered, path)
-        return lines[line - 1] if line <= len(lines) else ""
-
     def _about(self, job: _Job) -> str | None:
         """The file that a run is about."""
         known = {*job.gathered.texts, *job.gathered.files}
         for path, uri in job.uris.items():
             if uri == job.uri:
                 return path
-        words = [posixpath.normpath(word.partition("::")[0]) for word in job.command]
+        words = [posixpath.normpath(word.partition("::")[0]) for word in job.said]
         return next((word for word in words if word in known), None)
 
 
-def _usual(path: str, content: bytes) -> list[str] | None:
+def _usual(path: str, content: bytes) -> targets.Target | None:
     """What runs a file, if that is known."""
     try:
-        return list(targets.command_of(path, content.decode("utf-8", "replace")))
+        return targets.find_target(path, content.decode("utf-8", "replace"))
     except InvalidRequest:
         return None
 
@@ -299,11 +331,17 @@ def _texts(
     """What the editor shows, of files that are sent."""
     texts: dict[str, bytes] = {}
     uris: dict[str, str] = {}
+    patience = new_patience()
     for uri, document in documents.items():
         path = place.folder.path_of(uri)
         if path is None and uri == running:
             path = name_of(uri, document.language)
-        if path is None or (uri != running and (not place.folder.whole or place.gatherer.ignored(path))):
+        if path is None:
+            continue
+        # The document itself is what somebody wants to run; of the others that is not known.
+        if uri != running and (
+            not place.folder.whole or place.gatherer.behind_link(path) or place.gatherer.ignored(path, patience)
+        ):
             continue
         texts[path] = document.text.encode("utf-8", "surrogatepass")
         # As the editor wrote it: there is more than one way to do that, and it knows only its own.

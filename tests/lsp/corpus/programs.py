@@ -375,3 +375,35 @@ shell("cd", "cd /nope || exit 1  # <-\n", "cd: can't cd to /nope")
 shell("cd", "cd /nope || exit 1  # <-\n", "cd: /nope: No such file or directory", program="bash")
 shell("exit-code", "exit 5\n")
 shell("python-inside", "python3 - <<'END'\n1 / 0\nEND\n")
+
+
+def compiled(name: str, file: str, text: str, command: list[str], *messages: str, **options: Any) -> None:
+    """A program of a language whose places the language table tells."""
+    case(name, {file: text}, [*command, file], *messages, **options)
+
+
+_GCC = ["gcc", "-o", "/tmp/main"]
+_GXX = ["g++", "-o", "/tmp/main"]
+_ESBUILD = ["esbuild", "--bundle", "--log-level=warning", "--color=false", "--outfile=/tmp/main.mjs"]
+compiled("c-undeclared", "main.c", "int main(void) {\n  return z;  // <-\n}\n", _GCC, "‘z’ undeclared (first use in this function)")
+compiled("c-syntax", "main.c", "int main(void) {\n  int x = 1\n  return x;  // <-\n}\n", _GCC, "expected ‘,’ or ‘;’ before ‘return’")
+compiled("c-include", "main.c", '#include "nothing.h"  // <-\nint main(void) { return 0; }\n', _GCC, "nothing.h: No such file or directory")
+compiled("c-link", "main.c", "int f(void);\nint main(void) {\n  return f();  // <-\n}\n", ["gcc", "-g", "-o", "/tmp/main"], "undefined reference to `f'")
+compiled("c-warning", "main.c", "int main(void) {\n  int x;  // <-\n  return 0;\n}\n", [*_GCC, "-Wall"], "unused variable ‘x’ [-Wunused-variable]", warnings=True)
+compiled("cpp-member", "main.cpp", "#include <string>\nint main() {\n  std::string s;\n  return s.nothing();  // <-\n}\n", _GXX, "‘std::string’ {aka ‘class std::__cxx11::basic_string<char>’} has no member named ‘nothing’")
+compiled("cpp-two", "main.cpp", "int main() {\n  int x = a;  // <- 1\n  return b;  // <- 2\n}\n", _GXX, "‘a’ was not declared in this scope", "‘b’ was not declared in this scope")
+compiled("ruby-raise", "main.rb", "def f(x)\n  raise ArgumentError, 'boom'  # <-\nend\n\nf(1)\n", ["ruby"], "boom (ArgumentError)")
+compiled("ruby-name", "main.rb", "puts 1\nnothing_here  # <-\n", ["ruby"], "undefined local variable or method `nothing_here' for main:Object (NameError)")
+compiled("ruby-cause", "main.rb", "begin\n  Integer('x')\nrescue StandardError\n  raise 'outer'  # <-\nend\n", ["ruby"], "outer (RuntimeError)")
+compiled("ruby-syntax", "main.rb", "x = [1,\ny = )  # <-\n", ["ruby"], "syntax error, unexpected ')'")
+compiled("ruby-library", "main.rb", "require 'json'\n\nJSON.parse('{')  # <-\n", ["ruby"], "859: unexpected token at '{' (JSON::ParserError)")
+compiled("ruby-warning", "main.rb", "warn 'careful', uplevel: 0  # <-\n", ["ruby"], "careful", warnings=True)
+compiled("elixir-raise", "main.exs", "defmodule A do\n  def f(x), do: raise(\"boom #{x}\")  # <-\nend\nA.f(1)\n", ["elixir"], "RuntimeError: boom 1")
+compiled("elixir-match", "main.exs", "{:ok, x} = {:error, 1}  # <-\nIO.puts(x)\n", ["elixir"], "MatchError: no match of right hand side value: {:error, 1}")
+compiled("elixir-syntax", "main.exs", "x = 1\ny = )  # <-\n", ["elixir"], "SyntaxError: unexpected token: )")
+compiled("elixir-undefined", "main.exs", "defmodule A do\n  def f, do: nothing_here(1)  # <-\nend\n", ["elixir"], "CompileError: undefined function nothing_here/1 (expected A to define such a function or for it to be imported, but none are available)")
+compiled("elixir-no-place", "main.exs", "IO.puts(1)\nNothing.here()\n", ["elixir"])
+compiled("elixir-warning", "main.exs", "defmodule A do\n  def f(x), do: 1  # <-\nend\n", ["elixir"], 'variable "x" is unused (if the variable is not meant to be used, prefix it with an underscore)', warnings=True)
+compiled("esbuild-syntax", "app.ts", "const x: number = 1;\nconst y = = 2;  // <-\n", _ESBUILD, 'Unexpected "="')
+compiled("esbuild-import", "app.ts", 'import { a } from "./nothing";  // <-\nconsole.log(a);\n', _ESBUILD, 'Could not resolve "./nothing"')
+case("typescript-throw", {"app.ts": "interface A { x: number }\nfunction f(a: A): void {\n  throw new TypeError('boom');  // <-\n}\nf({ x: 1 });\n"}, ["sh", "-c", "esbuild app.ts --bundle --platform=node --sourcemap=inline --outfile=/tmp/a.js --log-level=warning && node --enable-source-maps /tmp/a.js"], "TypeError: boom")

@@ -16,10 +16,10 @@ export const PATTERN = `**/{${[
   "test_*.py",
   "*_test.py",
   "*_test.go",
-  ...["js", "mjs", "cjs"].flatMap((suffix) => [`*.test.${suffix}`, `*-test.${suffix}`, `*_test.${suffix}`, `test-*.${suffix}`]),
+  ...["js", "mjs", "cjs", "ts", "mts", "cts"].flatMap((suffix) => [`*.test.${suffix}`, `*-test.${suffix}`, `*_test.${suffix}`, `test-*.${suffix}`]),
 ].join(",")}}`;
 
-const NAME = /(?:^|\/)(?:test_[^/]*\.py|[^/]*_test\.(?:py|go)|[^/]*[.\-_]test\.[mc]?js|test-[^/]*\.[mc]?js)$/;
+const NAME = /(?:^|\/)(?:test_[^/]*\.py|[^/]*_test\.(?:py|go)|[^/]*[.\-_]test\.[mc]?[jt]s|test-[^/]*\.[mc]?[jt]s)$/;
 
 /** Whether a file of that name may have tests. */
 export function mayHaveTests(file: string): boolean {
@@ -29,7 +29,17 @@ export function mayHaveTests(file: string): boolean {
 /** Return the tests of a file, or nothing where it has none that can be run. */
 export function discover(file: string, text: string): Discovery | undefined {
   const found = file.endsWith(".py") ? inPython(text) : file.endsWith(".go") ? inGo(text) : inNode(text);
-  return found.tests.length ? found : undefined;
+  return found.tests.length ? { ...found, tests: merged(found.tests) } : undefined;
+}
+
+/** Tests of one name in one place are one test: what a program says of them does not tell them apart. */
+function merged(tests: Found[]): Found[] {
+  const byName = new Map<string, Found>();
+  for (const test of tests) {
+    const before = byName.get(test.name);
+    byName.set(test.name, before ? { ...before, children: [...before.children, ...test.children] } : test);
+  }
+  return [...byName.values()].map((test) => ({ ...test, children: merged(test.children) }));
 }
 
 interface Open {
@@ -86,7 +96,7 @@ function inNode(text: string): Discovery {
   if (!/["']node:test["']/.test(text)) return { framework: nodeTest, tests };
   const open: Open[] = [];
   text.split(/\r?\n/).forEach((source, line) => {
-    const match = /^(\s*)(?:await\s+)?(describe|suite|test|it)(?:\.\w+)?\s*\(\s*(["'`])((?:\\.|(?!\3).)*)\3/.exec(source);
+    const match = /^(\s*)(?:await\s+)?(describe|suite|test|it)(?:\.\w+)?\s*\(\s*(["'`])((?:\\.|(?!\3)[^\\])*)\3/.exec(source);
     if (!match) return;
     const [, space = "", word = "", , quotedName = ""] = match;
     const indent = space.replaceAll("\t", "    ").length;

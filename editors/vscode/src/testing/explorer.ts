@@ -149,6 +149,7 @@ export class TestExplorer implements vscode.Disposable {
     for (const item of items) run.started(item);
     try {
       await this.runs.run({ uri, command, ...(framework.env && { env: framework.env }) }, [report], cancel);
+      await report.catchUp(framework.reader(selections), (id, stream) => this.runs.readOutput(id, stream));
       report.close();
     } catch (error) {
       report.close(isCancelled(error) ? undefined : messageOf(error));

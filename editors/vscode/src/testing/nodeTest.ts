@@ -5,16 +5,38 @@ import { Framework, inWorkspace, Reader, Result, Selection } from "./model";
 const SUBTEST = /^( *)# Subtest: (.*)$/;
 const OUTCOME = /^( *)(not )?ok \d+ - (.*?)(?: # (SKIP|TODO)\b.*)?$/;
 const FIELD = /^ *(\w+): ?(.*)$/;
-const PLACE = /(?:file:\/\/)?(\/workspace\/[^:()'"]+):(\d+):\d+/;
-const HEAD_PLACE = /(?:file:\/\/)?(\/workspace\/[^:()'"]+):(\d+)/;
+// No longer than a path, and within a line: they are looked for everywhere in what a program printed.
+const PLACE = /(?:file:\/\/)?(\/workspace\/[^:()'"\n]{1,500}):(\d+):\d+/;
+const HEAD_PLACE = /(?:file:\/\/)?(\/workspace\/[^:()'"\n]{1,500}):(\d+)/;
+const MOST_OF_A_FIELD = 20_000;
+const COMPILER = /\[ERROR\] (.*)$/;
+const COMPILER_PLACE = /^\s+([^\s:]+\.[mc]?tsx?):(\d+):\d+:$/;
 const INDENT = 4;
 const MOST_LINES = 200;
+
+const TYPESCRIPT = /\.[mc]?ts$/;
+// As the language server runs a file of tests: by esbuild or, where there is none, by a Node that knows types (22.6).
+const TYPESCRIPT_TESTS = [
+  'file=$1 made="/tmp/tests/${1%.*}.mjs"',
+  "shift",
+  "if command -v esbuild >/dev/null; then",
+  '  esbuild "$file" --bundle --platform=node --packages=external --format=esm --sourcemap=inline --log-level=warning \\',
+  '    --color=false --outfile="$made" && exec node --enable-source-maps --test "$@" "$made"',
+  "else",
+  '  exec node --enable-source-maps --experimental-strip-types --test "$@" "$file"',
+  "fi",
+].join("\n");
 
 export const nodeTest: Framework = {
   name: "node --test",
   // A passed test does not say which file it is in.
   together: (file) => file,
-  command: (selections) => ["node", "--test", "--test-reporter=tap", ...selections.flatMap(patterns), ...selections.map(({ file }) => file)],
+  command: (selections) => {
+    const options = ["--test-reporter=tap", ...selections.flatMap(patterns)];
+    const files = selections.map(({ file }) => file);
+    if (TYPESCRIPT.test(files[0] ?? "")) return ["sh", "-c", TYPESCRIPT_TESTS, "sh", ...files, ...options];
+    return ["node", "--enable-source-maps", "--test", ...options, ...files];
+  },
   reader: (selections) => new TapReader(selections[0]?.file ?? ""),
 };
 
@@ -35,10 +57,13 @@ class TapReader implements Reader {
   /** What was printed since the last outcome: all that is known of a file that failed by itself. */
   private printed: string[] = [];
 
+  /** What the compiler refused, until it says where. */
+  private refused: string | undefined;
+
   constructor(private readonly file: string) {}
 
   line(stream: "stdout" | "stderr", text: string): Result[] {
-    if (stream !== "stdout") return [];
+    if (stream !== "stdout") return this.compilation(text);
     if (this.pending && this.detail(text)) return [];
     const done = this.close();
     const subtest = SUBTEST.exec(text);
@@ -56,10 +81,23 @@ class TapReader implements Reader {
     return this.close();
   }
 
+  /** What a compiler says, which runs before any test does. */
+  private compilation(text: string): Result[] {
+    const error = COMPILER.exec(text)?.[1];
+    if (error !== undefined) this.refused = error;
+    const place = this.refused === undefined ? null : COMPILER_PLACE.exec(text);
+    const message = this.refused;
+    if (place?.[1] === undefined || message === undefined) return [];
+    this.refused = undefined;
+    const file = inWorkspace(place[1]);
+    return [{ names: [], state: "errored", message, place: file === undefined ? undefined : { file, line: Number(place[2]) - 1 } }];
+  }
+
   private open([, space = "", failed, name = "", directive]: RegExpExecArray): void {
     const path = [...this.names.slice(0, depth(space)), unescaped(name)];
     // Older versions wrap the tests of a file in one named like it, and all do where the file itself fails.
-    if (path[0] === this.file || path[0]?.endsWith(`/${this.file}`)) path.shift();
+    const made = this.file.replace(TYPESCRIPT, ".mjs");
+    if (path[0] === this.file || path[0]?.endsWith(`/${this.file}`) || path[0] === `/tmp/tests/${made}`) path.shift();
     // A failed test that is still to be done breaks nothing.
     const state = directive ? "skipped" : failed ? "failed" : "passed";
     this.pending = {
@@ -81,7 +119,9 @@ class TapReader implements Reader {
       pending.fields.set(pending.field, /^\|-?$/.test(field[2] ?? "") ? "" : unquoted(field[2] ?? ""));
     } else if (pending.field && indent > pending.indent) {
       const before = pending.fields.get(pending.field);
-      pending.fields.set(pending.field, (before ? `${before}\n` : "") + text.slice(pending.indent + 2));
+      if ((before?.length ?? 0) < MOST_OF_A_FIELD) {
+        pending.fields.set(pending.field, (before ? `${before}\n` : "") + text.slice(pending.indent + 2));
+      }
     }
     return true;
   }

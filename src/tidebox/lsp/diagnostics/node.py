@@ -94,7 +94,10 @@ class _Crashes:
         elif not line.strip():
             self._in_stack = False
             # A message may have blank lines, where it is known that one is being told.
-            self._paragraph = [*self._paragraph, ""] if self._paragraph and self._below_head else []
+            if not (self._paragraph and self._below_head):
+                self._paragraph = []
+            elif len(self._paragraph) < MAX_MESSAGE_LINES:
+                self._paragraph.append("")
         elif not self._in_stack or not line.startswith((" ", "}")):
             self._in_stack = False
             if len(self._paragraph) < MAX_MESSAGE_LINES:

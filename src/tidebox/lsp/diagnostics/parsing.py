@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from tidebox.lsp.diagnostics import go, java, node, python, shell
+from tidebox.lsp.diagnostics import go, java, node, python, shell, table
 from tidebox.lsp.diagnostics import pytest as pytest_
-from tidebox.lsp.diagnostics.problems import MAX_PROBLEMS, Kind, Problem, split_lines, without_controls
+from tidebox.lsp.diagnostics.problems import MAX_CHARACTERS, MAX_PROBLEMS, Kind, Problem, split_lines, without_controls
 
 
 class _Language(NamedTuple):
@@ -25,6 +25,7 @@ LANGUAGES = (
     _Language("go", go.HINTS, go.parse),
     _Language("java", java.HINTS, java.parse),
     _Language("shell", shell.HINTS, shell.parse),
+    *(_Language(name, hints, parse) for name, hints, parse in table.PARSERS),
 )
 
 
@@ -41,7 +42,7 @@ def find_problems(stdout: str, stderr: str) -> list[Problem]:
 
 
 def _parse(text: str) -> list[Problem]:
-    text = without_controls(text)
+    text = without_controls(text[-MAX_CHARACTERS:])
     lines: list[str] | None = None
     found: list[Problem] = []
     for language in LANGUAGES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ VENDOR = frozenset(
     {"site-packages", "dist-packages", "node_modules", "vendor", "third_party", ".venv", "venv", ".tox", ".nox"}
 )
 MAX_RELATED = 20
+_FILE_URI = "file://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,20 @@ class Sent:
 
     def __init__(self, paths: Iterable[str], count_lines: Callable[[str], int]) -> None:
         self._paths = frozenset(paths)
-        self._count_lines = count_lines
+        # A trace may name the same file any number of times.
+        self._count_lines = functools.cache(count_lines)
+        self._found: dict[Frame, Place | None] = {}
         self._by_name: dict[str, list[str]] = {}
         for path in self._paths:
             self._by_name.setdefault(posixpath.basename(path), []).append(path)
 
     def find(self, frame: Frame) -> Place | None:
         """Where that is; None if it is in no file that was sent."""
+        if frame not in self._found:
+            self._found[frame] = self._find(frame)
+        return self._found[frame]
+
+    def _find(self, frame: Frame) -> Place | None:
         path = self._path(frame.path)
         if path is None:
             return None
@@ -55,15 +64,22 @@ class Sent:
         return Place(path, line, frame.column if line == frame.line else None)
 
     def _path(self, named: str) -> str | None:
-        path = unquote(named.removeprefix("file://")) if named.startswith("file://") else named
+        path = named
+        if named.startswith(_FILE_URI):
+            path = unquote(named.removeprefix(_FILE_URI))
+            if not path.startswith("/"):
+                return None  # on another machine
         path = path.replace("\\", "/")
-        if path.startswith("/"):
+        absolute = path.startswith("/")
+        if absolute:
             if not path.startswith(WORKSPACE + "/"):
                 return None
             path = path[len(WORKSPACE) + 1 :]
         path = posixpath.normpath(path)
         if path in self._paths:
             return path
+        if absolute:
+            return None  # a file that the program made, whatever else is called so
         # Some tools name a file relative to its package.
         matching = [each for each in self._by_name.get(posixpath.basename(path), ()) if each.endswith("/" + path)]
         return matching[0] if len(matching) == 1 else None

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 MAX_LINE = 1000
 """Characters of a line that are looked at."""
 MAX_LINES = 20_000
+MAX_CHARACTERS = 512 * 1024
+"""Of an output that are looked at, from its end on."""
 MAX_PROBLEMS = 50
 MAX_FRAMES = 100
 MAX_MESSAGE_LINES = 10

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -686,7 +687,7 @@ class Settings:
 
     @property
     def images_by_language(self) -> dict[str, str]:
-        """The images that were chosen for languages."""
+        """The images that were chosen for languages, by the names that were given."""
         return dict(word.split("=", 1) for word in self.language_images)
 
     @property
@@ -700,6 +701,9 @@ class Settings:
         return self.data_dir / "run" / "agents"
 
 
+_MOST_LANGUAGES_BYTES = 256 * 1024
+
+
 def _read_languages(path: Path) -> Languages:
     import tomllib
 
@@ -709,14 +713,22 @@ def _read_languages(path: Path) -> Languages:
         return InvalidRequest(f"SANDBOX_LANGUAGES: {path}: {reason}", field="languages")
 
     try:
-        with path.open("rb") as file:
-            return read_languages(tomllib.load(file))
-    except InvalidRequest as error:
-        raise wrong(error.message) from None
+        # What is no file might never end, or never begin.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise wrong("not a file")
+            content = file.read(_MOST_LANGUAGES_BYTES + 1)
+        if len(content) > _MOST_LANGUAGES_BYTES:
+            raise wrong(f"longer than {_MOST_LANGUAGES_BYTES} bytes")
+        document = tomllib.loads(content.decode())
     except OSError as error:
         raise wrong(error.strerror) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise wrong(f"not TOML: {error}") from None
+    try:
+        return read_languages(document)
+    except InvalidRequest as error:
+        raise wrong(error.message) from None
 
 
 def load_settings(**overrides: Any) -> Settings:

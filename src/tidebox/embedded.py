@@ -75,8 +75,8 @@ class Engine:
         """
         self.settings = settings or load_settings()
         self._shapes = shapes if pool else ()
-        images = self.settings.images_by_language
         self.languages = self.settings.known_languages()
+        images = {self.languages.named(name).name: image for name, image in self.settings.images_by_language.items()}
         self.runners = Runners(
             self._make_runner,
             self.settings.default_runtime,

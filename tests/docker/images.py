@@ -20,6 +20,8 @@ from typing import IO
 from tests.images import libraries_of, without_tests
 
 PYTHON_IMAGE, NODE_IMAGE, BUSYBOX_IMAGE = "python:3.11-slim", "node:20-alpine", "busybox:latest"
+GCC_IMAGE = "gcc:latest"
+"""With a compiler of C; larger than the others, and made for those who ask for it."""
 NEEDED = ("busybox", "node")
 """What must be installed to make them."""
 
@@ -33,7 +35,7 @@ _PASSWD = b"root:x:0:0:root:/root:/bin/sh\n"
 
 def changes_of(image: str) -> list[str]:
     """The configuration of an image, as lines of a Dockerfile."""
-    command = {PYTHON_IMAGE: '["python3"]', NODE_IMAGE: '["node"]', BUSYBOX_IMAGE: '["sh"]'}[image]
+    command = {PYTHON_IMAGE: '["python3"]', NODE_IMAGE: '["node"]'}.get(image, '["sh"]')
     return [f"ENV {_PATH}", f"CMD {command}"]
 
 
@@ -139,5 +141,37 @@ def _busybox(tree: _Tree) -> None:
         tree.link("/bin/sh", busybox)
 
 
-_MAKERS: Mapping[str, Callable[[_Tree], None]] = {PYTHON_IMAGE: _python, NODE_IMAGE: _node, BUSYBOX_IMAGE: _busybox}
-IMAGES = tuple(_MAKERS)
+def _gcc(tree: _Tree) -> None:
+    """What it takes to compile and link a program of C."""
+    _busybox(tree)
+    gcc = shutil.which("gcc")
+    assert gcc is not None
+
+    def place(option: str, name: str) -> str:
+        return os.path.realpath(subprocess.check_output([gcc, f"-print-{option}-name={name}"], text=True).strip())
+
+    tools = [gcc]
+    for name in ("cc1", "collect2", "lto-wrapper", "as", "ld"):
+        path = place("prog", name)
+        tools.append(path if os.path.isabs(path) and os.path.exists(path) else shutil.which(name) or name)
+    tree.programs([*tools, *glob.glob(f"{os.path.dirname(place('prog', 'cc1'))}/liblto_plugin.so")])
+    for name in ("as", "ld"):
+        tree.copy(f"/usr/bin/{name}", os.path.realpath(shutil.which(name) or name))
+    for name in ("crt1.o", "Scrt1.o", "crti.o", "crtn.o", "libc.so", "libc.so.6", "libc_nonshared.a", "libm.so"):
+        path = subprocess.check_output([gcc, f"-print-file-name={name}"], text=True).strip()
+        tree.copy(os.path.normpath(path))
+    for path in (*glob.glob("/lib/*/libm.so.6"), *glob.glob("/lib/*/libmvec.so.1"), *glob.glob("/lib/*/libgcc_s.so.1")):
+        tree.copy(path)
+    for path in place("file", "crtbegin.o").rpartition("/")[:1]:
+        for name in ("crtbegin.o", "crtbeginS.o", "crtend.o", "crtendS.o", "libgcc.a", "libgcc_s.so", "include"):
+            tree.copy(f"{path}/{name}")
+    tree.copy("/usr/include")
+
+
+_MAKERS: Mapping[str, Callable[[_Tree], None]] = {
+    PYTHON_IMAGE: _python,
+    NODE_IMAGE: _node,
+    BUSYBOX_IMAGE: _busybox,
+    GCC_IMAGE: _gcc,
+}
+IMAGES = (PYTHON_IMAGE, NODE_IMAGE, BUSYBOX_IMAGE)

@@ -69,7 +69,10 @@ def test_a_step_that_fails_leaves_no_image(languages_runner: BoxRunner) -> None:
     ("words", "said"),
     [
         (["--recipe", "cobol"], "no recipe 'cobol'"),
-        (["x", "--recipe", "c", "--apt", "gcc"], "--recipe says what is in the image"),
+        (["x", "--recipe", "c", "--node", "zod"], "--recipe goes with --apt alone"),
+        (["x", "--recipe", "c", "--from", "host"], "--recipe goes with --apt alone"),
+        (["x", "--recipe", "typescript", "--apt", "gcc"], "makes its image without Debian packages"),
+        (["x", "--recipe", "c", "--apt", "../gcc"], "not the name of a package"),
     ],
 )
 def test_a_recipe_that_cannot_be_carried_out(tmp_path: Path, words: list[str], said: str) -> None:

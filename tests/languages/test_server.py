@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,16 @@ from tidebox.errors import PolicyUnsupported, UnknownLanguage
 from tidebox.mcp import arguments
 from tidebox.mcp.runs import run_code
 from tidebox.model.run import Phase
+from tidebox.runtime.images import IMAGES, ImageStore
 from tidebox.sdk import AsyncInterpreter
 
 pytestmark = native_only("containers have the languages of their images")
 
 OWN = """
+[languages.named]
+file = "main.named"
+run = ["echo", "{file}"]
+
 [languages.awk]
 aliases = ["mawk"]
 file = "main.awk"
@@ -31,6 +37,7 @@ suffixes = [".awk"]
 """
 AWK = 'BEGIN { print "hello from awk" }'
 BROKEN = PROGRAMS["c"].broken
+TOOLS = {"ruby": "ruby", "cpp": "g++"}
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +116,14 @@ async def test_run_code_has_them(client: AsyncInterpreter) -> None:
         return structured
 
     assert (await run(code=AWK, language="mawk"))["stdout"] == "hello from awk\n"
+    # Some tools go by the name of the file.
+    assert (await run(code="", language="Named"))["stdout"] == "/workspace/main.named\n"
     assert (await run(code=PROGRAMS["c"].greeting, language="C"))["exit_code"] == 3
     broken = await run(code=BROKEN, language="c")
     assert broken["reason"].startswith("the program could not be compiled; see stderr")
     assert broken["artifacts"] == []
+    with pytest.raises(UnknownLanguage):
+        await run(code="", language="cobol")
     assert (await run(code=PROGRAMS["bash"].writing, language="bash"))["artifacts"][0]["path"] == "out.txt"
 
 
@@ -130,6 +141,46 @@ async def test_discovery_tells_which_there_are(client: AsyncInterpreter) -> None
         versions = {item.name: item.version for item in (await client.runtimes()).runtimes[0].languages}
     assert (versions["python"] or "").startswith("3.")
     assert versions["shell"] is None
+
+
+async def test_an_image_that_is_made_meanwhile_is_there_at_once(tmp_path: Path) -> None:
+    running = start(tmp_path, rate_limit="off", pool_node="0")
+    try:
+        async with AsyncInterpreter(running.url, api_key=running.key) as client, connected(running) as fathom:
+            assert "c" not in (await client.runtimes()).languages
+            assert (await fathom.run("", "c")).sequence == ["LANGUAGE_NOT_SUPPORTED"]
+            store = ImageStore(tmp_path / IMAGES)
+            host = store.resolve("host")
+            store.tag("tidebox/c", host, host, host.packages, ())
+            found = await client.runtimes()
+            assert "c" in found.languages
+            native = next(item for item in found.runtimes if item.name == "native")
+            assert {item.name: item.image for item in native.languages}["c"] == "tidebox/c"
+            assert (await fathom.run(PROGRAMS["c"].greeting, "c", stdin="")).stdout == "hello\n"
+            done = await client.run(["a.c"], language="c", files={"a.c": PROGRAMS["c"].greeting.encode()})
+            assert done.run.exit_code == 3
+            store.remove("tidebox/c")
+            assert "c" not in (await client.runtimes()).languages
+            assert (await fathom.run("", "c")).sequence == ["LANGUAGE_NOT_SUPPORTED"]
+            # A record that cannot be read is one language less, and nothing else.
+            names = tmp_path / IMAGES / "names"
+            names.mkdir(exist_ok=True)
+            (names / "tidebox%2Fc.json").write_text("{")
+            assert "c" not in (await client.runtimes()).languages
+            assert (await fathom.run("", "c")).sequence == ["LANGUAGE_NOT_SUPPORTED"]
+    finally:
+        finish(running)
+
+
+async def test_an_image_may_be_chosen_by_any_name_of_a_language(tmp_path: Path) -> None:
+    running = start(tmp_path, rate_limit="off", language_images="RB=host,c++=host", pool_node="0")
+    try:
+        async with AsyncInterpreter(running.url, api_key=running.key) as client:
+            native = next(item for item in (await client.runtimes()).runtimes if item.name == "native")
+            chosen = {item.name for item in native.languages}
+            assert {"ruby", "cpp"} & chosen == {name for name, tool in TOOLS.items() if shutil.which(tool)}
+    finally:
+        finish(running)
 
 
 def test_the_command_line_leaves_compiling_to_the_server(server: RunningServer, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -53,10 +54,11 @@ def test_what_a_program_is_told_is_not_filled_in() -> None:
 def test_compiling_comes_before_the_program() -> None:
     launch = plan_file("java", "src/Hello.java", arguments=["a"], env={"A": "1"}, memory=512 * MIB)
     assert launch.compilation is not None
-    assert launch.compilation.command[0] == "javac"
+    assert "javac" in launch.compilation.command
     assert launch.compilation.command[-1] == "/workspace/src/Hello.java"
     assert not launch.compilation.executes
-    assert launch.command[-3:] == (SCRATCH, "Hello", "a")
+    assert launch.compilation.command[4:6] == (SCRATCH, "Hello")
+    assert launch.command[-2:] == (f"@{SCRATCH}/.main", "a")
     assert "-XX:MaxRAM=512m" in launch.command
     assert dict(launch.program.env) == {"A": "1"}
 
@@ -75,10 +77,52 @@ def test_variables_of_the_caller_come_first() -> None:
         ("  public record Point(int x) {}", "Point.java"),
         ("void main() {}", "Main.java"),
         ("// public class ../../etc/passwd", "Main.java"),
+        ("class Main {\n  public static class Node {}\n}", "Main.java"),
+        ("class Outer {\n  public record Point(int x) {}\n}", "Outer.java"),
+        ("class Helper {}\nclass Main {}", "Main.java"),
+        ("public class\n    Foo {}", "Foo.java"),
+        ("public abstract sealed class Shape permits A {}", "Shape.java"),
+        (f"public class {'Ä' * 300} {{}}", "Main.java"),
     ],
 )
 def test_java_code_is_in_the_file_that_its_compiler_wants(code: str, name: str) -> None:
     assert plan_code("java", code).program.path == f"/workspace/{name}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"\n" * 500_000,
+        b"public a\n" * 50_000,
+        b"public " + b"a " * 200_000,
+        b"public" + b" " * 500_000,
+        b"class \n" * 50_000,
+        b"public final " * 50_000,
+        b"public class " + b"A" * 500_000,
+    ],
+    ids=lambda code: repr(code[:10]),
+)
+@pytest.mark.parametrize("language", [item for item in BUILT_IN if item.main], ids=lambda item: item.name)
+def test_no_code_takes_long_to_name(language: Language, code: bytes) -> None:
+    """A server does nothing else meanwhile."""
+    began = time.process_time()
+    name = language.file_for(code)
+    assert time.process_time() - began < 2.0
+    assert len(name.encode()) <= 255
+
+
+def test_a_main_file_is_a_file_of_the_workspace_whatever_its_code_says() -> None:
+    own = {**LUA, "suffixes": [".lua"], "main": ["name (.*)", "x(y)?z"]}
+    lua = read_languages({"languages": {"lua": own}}).named("lua")
+    assert lua.file_for(b"name good") == "good.lua"
+    for code in (b"name ../../x", b"name /etc/passwd", b"name a\0b", b"name " + b"a" * 300, b"name", b"xz"):
+        assert lua.file_for(code) == "main.lua"
+
+
+def test_what_is_in_the_name_of_a_file_is_nothing_to_a_compiler() -> None:
+    launch = plan_file("typescript", "it's $(x).ts")
+    assert launch.compilation is not None
+    assert [word for word in launch.compilation.command if "it's" in word] == ["/workspace/it's $(x).ts"]
 
 
 @pytest.mark.parametrize("name", ["../a.c", "/etc/passwd", "a//b.c", "", "a\0b"])
@@ -131,6 +175,25 @@ def test_one_of_a_built_in_name_takes_its_place() -> None:
         ({"languages": {"lua": {**LUA, "aliases": ["a b"]}}}, "languages.lua.aliases: must be a list"),
         ({"languages": {"lua": {**LUA, "suffixes": ["lua"]}}}, "languages.lua.suffixes: must be a list"),
         ({"languages": {"lua": {**LUA, "image": 3}}}, "languages.lua.image: must be a text"),
+        ({"languages": {"lua": {**LUA, "image": "a b"}}}, "languages.lua.image: must be the name of an image"),
+        ({"languages": {"lua": {**LUA, "suffixes": [".py"]}}}, "languages.lua: '.py' is a suffix of python"),
+        ({"languages": {"lua": {**LUA, "executes": True}}}, "languages.lua.executes: is of what a compiler makes"),
+        ({"languages": {"lua": {**LUA, "run": ["{out}/main"]}}}, r"languages.lua.run: \{out\} is where a compiler"),
+        ({"languages": {"lua": {**LUA, "env": {"A": "{out}"}}}}, r"languages.lua.env: \{out\} is where a compiler"),
+        ({"languages": {"lua": {**LUA, "run": ["{file}"]}}}, "languages.lua.run: must begin with the name of a"),
+        ({"languages": {"lua": {**LUA, "run": ["tidebox:x"]}}}, "languages.lua.run: must begin with the name"),
+        ({"languages": {"lua": {**LUA, "version": ["lua", "{file}"]}}}, "languages.lua.version: must be without"),
+        ({"languages": {"lua": {**LUA, "evaluate": "-e"}}}, "languages.lua.evaluate: there is no such field"),
+        ({"languages": {"lua": {**LUA, "diagnostic": "x{99999999999}"}}}, "languages.lua.diagnostic: not a pattern"),
+        ({"languages": {"lua": {**LUA, "diagnostic": "(" * 3000}}}, "languages.lua.diagnostic: not a pattern"),
+        (
+            {"languages": {"lua": {**LUA, "diagnostic": "(?P<file>(a+)+):(?P<line>x)"}}},
+            "languages.lua.diagnostic: repeats what itself repeats",
+        ),
+        (
+            {"languages": {"lua": {**LUA, "suffixes": [".lua"], "main": [r"^(?:\w+\s+)*?class (\w)"]}}},
+            "languages.lua.main: repeats what itself repeats",
+        ),
     ],
 )
 def test_a_mistake_is_named(document: dict[str, Any], message: str) -> None:
@@ -145,13 +208,25 @@ def test_a_mistake_is_named(document: dict[str, Any], message: str) -> None:
         ("[languages", "SANDBOX_LANGUAGES: .*own.toml: not TOML"),
         (b"\xff\xfe", "SANDBOX_LANGUAGES: .*own.toml: not TOML"),
         (None, "SANDBOX_LANGUAGES: .*own.toml: No such file"),
+        ("a = " + "[" * 100_000, "SANDBOX_LANGUAGES: .*own.toml: not TOML"),
+        ("#" * 300_000, "SANDBOX_LANGUAGES: .*own.toml: longer than 262144 bytes"),
     ],
+    ids=["field", "toml", "text", "none", "nested", "long"],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: str | bytes | None, message: str) -> None:
     path = tmp_path / "own.toml"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InvalidRequest, match=message):
+        load_settings(languages=path).known_languages()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    path = {"pipe": tmp_path / "pipe", "device": Path("/dev/zero"), "directory": tmp_path}[kind]
+    if kind == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(InvalidRequest, match=rf"SANDBOX_LANGUAGES: {path}: (not a file|Is a directory)"):
         load_settings(languages=path).known_languages()
 
 
@@ -173,6 +248,16 @@ def test_names_from_elsewhere_stand_for_recipes(tmp_path: Path) -> None:
     assert store.resolve("node:20-alpine").rootfs is None
     with pytest.raises(UnknownImage, match="tidebox image list"):
         store.resolve("something:else")
+
+
+def test_a_recipe_takes_more_packages() -> None:
+    assert recipe_named("go").with_packages(["golang-x-dev"]).apt == (*RECIPES["go"].apt, "golang-x-dev")
+    rust = recipe_named("rust").with_packages(["librust-itoa-dev"])
+    assert rust.apt == ("rustc", "cargo", "librust-itoa-dev")
+    assert dict(rust.steps[-1].files)["libraries"] == b"librust-itoa-dev\n"
+    assert recipe_named("rust").with_packages([]) is RECIPES["rust"]
+    with pytest.raises(InvalidRequest, match="the recipe typescript makes its image without Debian packages"):
+        recipe_named("typescript").with_packages(["x"])
 
 
 def test_an_unknown_recipe_is_refused() -> None:

@@ -300,8 +300,9 @@ class Worker:
             )
         pids = self.work.spec.limits.pids
         concluded = conclusion_of(ending.outcome, ending.exit_code, ending.signal, ending.usage, pids_limit=pids)
-        if ending.place is not None:
-            return replace(concluded, message=f"the program could not be compiled: {ending.place}")
+        if ending.outcome is Outcome.COMPILE_FAILED:
+            place = f": {ending.place}" if ending.place is not None else ""
+            return replace(concluded, message=f"the program could not be compiled{place}")
         return concluded
 
     def _tell_of_egress(self, seen: EgressSeen) -> None:

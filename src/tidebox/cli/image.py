@@ -57,7 +57,9 @@ def import_image(name: str, source: Path, as_json: bool) -> None:
 @click.option("--from", "base", metavar="IMAGE", help="What to put packages on.", show_default="host")
 @click.option("--python", multiple=True, metavar="PACKAGE", help="A Python package, like 'pandas>=2' (repeatable).")
 @click.option("--node", multiple=True, metavar="PACKAGE", help="A Node package, like zod or zod@4 (repeatable).")
-@click.option("--apt", multiple=True, metavar="PACKAGE", help="A Debian package, for a new base (repeatable).")
+@click.option(
+    "--apt", multiple=True, metavar="PACKAGE", help="A Debian package, of a new base or a recipe (repeatable)."
+)
 @click.option("--requirements", multiple=True, metavar="FILE", help="Python packages, one in a line (repeatable).")
 @click.option("--preload", multiple=True, metavar="MODULE", help="A module that is loaded beforehand (repeatable).")
 @click.option("--suite", metavar="NAME", help="Release to take --apt from.", show_default="this machine's own")
@@ -83,9 +85,9 @@ def build_image(
     from tidebox.model.packages import make_packages, read_requirements
 
     if recipe is not None:
-        if packages or base or python or node or apt or requirements or preload:
-            raise InvalidRequest("--recipe says what is in the image; leave the other packages out", field="recipe")
-        _show(_by_recipe(recipe, name, suite), as_json)
+        if packages or base or python or node or requirements or preload:
+            raise InvalidRequest("--recipe goes with --apt alone; leave the other packages out", field="recipe")
+        _show(_by_recipe(recipe, name, apt, suite), as_json)
         return
     if name is None:
         raise click.UsageError("Missing argument 'NAME'.")
@@ -109,12 +111,12 @@ def build_image(
     _show(image, as_json)
 
 
-def _by_recipe(name: str, image: str | None, suite: str | None) -> Image:
+def _by_recipe(name: str, image: str | None, apt: tuple[str, ...], suite: str | None) -> Image:
     from tidebox.cli.progress import Busy
     from tidebox.embedded import build_recipe
     from tidebox.model.recipes import recipe_named
 
-    recipe = recipe_named(name)
+    recipe = recipe_named(name).with_packages(apt)
     with Busy(f"Building {image or recipe.image}"):
         return build_recipe(recipe, image, suite=suite or _own_suite() if recipe.apt else "", tell=_tell)
 

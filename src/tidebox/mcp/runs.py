@@ -82,6 +82,16 @@ class _Ended:
     """Whether the server did not keep all of the output."""
 
 
+async def _main_file(client: AsyncInterpreter, name: str) -> str:
+    """What the main file is called in a language that the server's operator has added."""
+    wanted = name.strip().lower()
+    for runtime in (await client.runtimes()).runtimes:
+        for language in runtime.languages:
+            if wanted in (language.name, *language.aliases):
+                return language.file
+    return "main"  # and the server says what it is not
+
+
 async def run_code(client: AsyncInterpreter, given: arguments.RunCode, report: Report | None) -> CallToolResult:
     """Run a snippet in a fresh sandbox."""
     files = _files(given.files)
@@ -95,7 +105,7 @@ async def run_code(client: AsyncInterpreter, given: arguments.RunCode, report: R
     if language is not None and language.name in ALWAYS and short:
         command = [language.run[0], language.evaluate, given.code]
     else:
-        own = "main" if language is None else language.file_for(code)
+        own = await _main_file(client, given.language) if language is None else language.file_for(code)
         if own in files:
             raise InvalidRequest(f"files: {own} is where the code goes; choose another name", field="files")
         files[own] = code

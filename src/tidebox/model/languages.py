@@ -22,6 +22,9 @@ Cell = Literal["python", "node", "elixir", "any"]
 PLACES = ("file", "stem", "out", "memory_mb")
 
 _PLACE = re.compile(r"\{([a-z_]*)\}")
+# What a code may have its own file called.
+_FILE_NAME = re.compile(r"[\w$][\w$.-]*")
+_LONGEST_NAME = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,9 @@ class Language:
     image: str = ""
     """The image that has it, in place of a recipe's."""
     main: tuple[str, ...] = ()
-    """Patterns whose first group is the name that the main file of a code must have; the first that is found counts."""
+    """Patterns whose first group is the name that the main file of a code must have; the first that is found counts.
+
+    The code is a stranger's, and whoever looks for them waits: none may try the same text over and over."""
     diagnostic: str = ""
     """A line of a compiler, or of a trace, that tells of a place: groups file, line, and where there is one message."""
 
@@ -66,7 +71,8 @@ class Language:
         text = code.decode("utf-8", "replace")
         for pattern in self.main:
             if found := re.search(pattern, text, re.MULTILINE):
-                return found[1] + self.suffixes[0]
+                name = (found[1] or "") + self.suffixes[0]
+                return name if _FILE_NAME.fullmatch(name) and len(name.encode()) <= _LONGEST_NAME else self.file
         return self.file
 
 
@@ -169,17 +175,24 @@ _ELIXIR = Language(
     evaluate="-e",
     diagnostic=r"^\s*(?P<file>[^\s:]+\.exs?):(?P<line>\d+):(?P<message>.*)$",
 )
+# What is run is looked for packages from where it lies.
+_TYPESCRIPT_STEPS = """[ ! -d node_modules ] || ln -s "$PWD/node_modules" "$1/node_modules"
+shift
+exec "$@"
+"""
 _TYPESCRIPT = Language(
     name="typescript",
     aliases=("ts",),
     suffixes=(".ts", ".mts", ".cts", ".tsx"),
     file="main.ts",
-    # Types are taken away and not checked, as every runner of it does; packages stay where the image has them.
+    # Types are taken away and not checked, as every runner of it does; packages stay where they are.
     compile=(
+        *("sh", "-c", _TYPESCRIPT_STEPS, "sh", "{out}"),
         *("esbuild", "{file}", "--bundle", "--platform=node", "--packages=external", "--format=esm"),
         *("--sourcemap=inline", "--log-level=warning", "--color=false", "--outfile={out}/main.mjs"),
         # What was written for the older kind of modules finds what it calls.
-        "--banner:js=import{createRequire as __tidebox}from'node:module';globalThis.require??=__tidebox('{file}');",
+        "--banner:js=import{createRequire as __tidebox}from'node:module';"
+        "globalThis.require??=__tidebox(process.cwd()+'/');",
     ),
     run=("node", "--enable-source-maps", "{out}/main.mjs"),
     needs=("esbuild", "node"),
@@ -195,7 +208,8 @@ it, which ends the shell where that succeeds."""
 # what is added is this program's.
 _GO_STEPS = f"""[ -r {GO_BUILD} ] && . {GO_BUILD}
 cp -Rs {GO_CACHE} "$GOCACHE" 2>/dev/null
-exec go build -ldflags='-s -w' -o "$1/main" "$2"
+go build -ldflags='-s -w' -o "$1/main" "$2" || exit
+[ -x "$1/main" ] || {{ echo "$2: package main is what can be run, and this is another" >&2; exit 1; }}
 """
 _GO = Language(
     name="go",
@@ -209,7 +223,9 @@ _GO = Language(
     version=("go", "version"),
     env=(
         ("GOCACHE", "{out}/.cache"),
-        ("GOPATH", "{out}/.go"),
+        # What has no go.mod finds the libraries of Debian's packages.
+        ("GO111MODULE", "auto"),
+        ("GOPATH", "{out}/.go:/usr/share/gocode"),
         ("GOPROXY", "off"),
         ("GOTOOLCHAIN", "local"),
         ("GOTELEMETRY", "off"),
@@ -222,17 +238,45 @@ _HEAP = ("-XX:MaxRAM={memory_mb}m", "-XX:MaxRAMPercentage=60", "-XX:InitialRAMPe
 _SHORT = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 JAVAC_ARCHIVE = "/opt/tidebox/java/javac.jsa"
 """The compiler's classes as the virtual machine maps them, in images that have it; elsewhere nobody looks for it."""
+JARS = "/usr/share/java/*"
+"""Where Debian's packages have libraries."""
+_JAVA_NAME = r"\s++([A-Za-z_$][\w$]{0,199}+)"
+_JAVA_MODIFIERS = r"(?:(?:abstract|final|sealed|non-sealed|strictfp)\s++){0,3}"
+_JAVA_TYPE = rf"{_JAVA_MODIFIERS}(?:class|record|enum|interface){_JAVA_NAME}"
+_JAVA_CLASS = rf"{_JAVA_MODIFIERS}class{_JAVA_NAME}"
+# What is run is the class that the file is named after, in whatever package it says that it is; where that one has
+# nothing to run, another that has.
+_JAVA_STEPS = r"""out=$1 stem=$2
+shift 2
+"$@" || exit
+cd "$out" || exit
+main=$stem.class
+[ -e "$main" ] || main=$(find . -name "$stem.class" | head -n 1)
+if [ -z "$main" ] || ! grep -qF '([Ljava/lang/String;)V' "$main"; then
+    other=$(grep -rlF '([Ljava/lang/String;)V' . | sort | tr '\n' '\0' | xargs -0 -r grep -lwF main | head -n 1)
+    main=${other:-${main:-$stem}}
+fi
+main=$(printf %s "${main#./}" | sed 's/\.class$//' | tr / .)
+printf '"%s"\n' "$main" >.main
+"""
 _JAVA = Language(
     name="java",
     suffixes=(".java",),
     file="Main.java",
-    main=(r"^\s*public\s+(?:\w+\s+)*?(?:class|record|enum|interface)\s+([A-Za-z_]\w*)", r"^\s*class\s+([A-Za-z_]\w*)"),
-    compile=(
-        "javac",
-        *(f"-J{option}" for option in (*_HEAP, *_SHORT, f"-XX:SharedArchiveFile={JAVAC_ARCHIVE}")),
-        *("-g", "-proc:none", "-d", "{out}", "{file}"),
+    # What is indented is rather a member of another class.
+    main=(
+        rf"^public\s++{_JAVA_TYPE}",
+        rf"^{_JAVA_MODIFIERS}class\s++(Main)\b",
+        rf"^{_JAVA_CLASS}",
+        rf"^[ \t]++public\s++{_JAVA_TYPE}",
+        rf"^[ \t]++{_JAVA_CLASS}",
     ),
-    run=("java", *_HEAP, "-XX:+UseSerialGC", "-XX:-UsePerfData", "-cp", "{out}", "{stem}"),
+    compile=(
+        *("sh", "-c", _JAVA_STEPS, "sh", "{out}", "{stem}", "javac"),
+        *(f"-J{option}" for option in (*_HEAP, *_SHORT, f"-XX:SharedArchiveFile={JAVAC_ARCHIVE}")),
+        *("-g", "-proc:none", "-cp", f"{{out}}:{JARS}", "-d", "{out}", "{file}"),
+    ),
+    run=("java", *_HEAP, "-XX:+UseSerialGC", "-XX:-UsePerfData", "-cp", f"{{out}}:{JARS}", "@{out}/.main"),
     needs=("javac", "java"),
     version=("java", "--version"),
     recipe="java",
@@ -289,12 +333,16 @@ _CPP = Language(
     recipe="cpp",
     diagnostic=_COMPILED_DIAGNOSTIC,
 )
+RUST_LIBRARIES = "/opt/tidebox/rust"
+"""In images that have some: compiled crates, and what the compiler is told of them."""
+_RUST_STEPS = f'[ ! -r {RUST_LIBRARIES}/arguments ] || set -- "$@" @{RUST_LIBRARIES}/arguments; exec "$@"'
 _RUST = Language(
     name="rust",
     aliases=("rs",),
     suffixes=(".rs",),
     file="main.rs",
     compile=(
+        *("sh", "-c", _RUST_STEPS, "sh"),
         *("rustc", "--edition=2021", "--crate-name=main", "-Copt-level=1", "-Cdebuginfo=1"),
         *("-o", "{out}/main", "{file}"),
     ),
@@ -322,4 +370,3 @@ def places_in(word: str) -> list[str]:
 def filled(words: Iterable[str], places: Mapping[str, str]) -> tuple[str, ...]:
     """Words with what is at the places in them; what a place holds is not looked at again."""
     return tuple(_PLACE.sub(lambda found: places.get(found[1], found[0]), word) for word in words)
-

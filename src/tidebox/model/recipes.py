@@ -6,15 +6,16 @@ image from elsewhere, unless one of that name was imported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tidebox.errors import InvalidRequest
-from tidebox.model.languages import GO_BUILD, GO_CACHE, JAVAC_ARCHIVE
+from tidebox.model.languages import GO_BUILD, GO_CACHE, JAVAC_ARCHIVE, RUST_LIBRARIES
 
 VERSION = 1
 """Counts the ways in which recipes were carried out; part of what a layer of theirs is known by."""
+LIBRARIES = "libraries"
 OUT = "out"
 """Where in the workspace a step leaves its files: they become the image's, from the root on."""
 
@@ -39,8 +40,24 @@ class Recipe:
     links: tuple[tuple[str, str], ...] = ()
     """Links in the image: path and target, in which {arch} is npm's word for the machine."""
     steps: tuple[Step, ...] = ()
+    library: Step | None = None
+    """What is done with more packages where their files alone are no libraries yet; ``LIBRARIES`` has their names."""
+    library_tools: tuple[str, ...] = ()
+    """Debian packages that this needs."""
     stands_for: tuple[str, ...] = ()
     """Images of other names, without their tags."""
+
+    def with_packages(self, apt: Sequence[str]) -> Recipe:
+        """The recipe of an image that has more Debian packages: libraries for programs in its language."""
+        if not apt:
+            return self
+        if not self.apt:
+            raise InvalidRequest(f"the recipe {self.name} makes its image without Debian packages", field="apt")
+        steps = self.steps
+        if self.library is not None:
+            names = (LIBRARIES, "".join(f"{name}\n" for name in apt).encode())
+            steps = (*steps, replace(self.library, files=(*self.library.files, names)))
+        return replace(self, apt=(*self.apt, *self.library_tools, *apt), steps=steps)
 
     @property
     def image(self) -> str:
@@ -94,6 +111,40 @@ cat >{OUT}{GO_BUILD} <<END
 END
 """
 
+_REGISTRY = "/usr/share/cargo/registry"
+_CRATES_FILES = (
+    ("Cargo.toml", b'[package]\nname = "all"\nversion = "0.1.0"\nedition = "2021"\n[dependencies]\n'),
+    ("src/lib.rs", b""),
+    (
+        ".cargo/config.toml",
+        f'[source.crates-io]\nreplace-with = "debian"\n[source.debian]\ndirectory = "{_REGISTRY}"\n'.encode(),
+    ),
+)
+# Packages of crates are their sources: each that was asked for is compiled, with those it needs, and the compiler told.
+_CRATES = f"""set -e
+mkdir -p {OUT}{RUST_LIBRARIES}
+registry={_REGISTRY}
+crates=
+for crate in $(sed -n 's/^librust-\\(.*\\)-dev$/\\1/p' {LIBRARIES} | sed 's/+.*//; s/-[0-9.]*$//'); do
+    found=$(ls $registry | sed -n 's/-[0-9][0-9.]*[^-]*$//p' | while read -r name; do
+        [ "$(printf %s "$name" | tr _ -)" != "$crate" ] || echo "$name"
+    done | head -n 1)
+    [ -n "$found" ] || {{ echo "there is no crate $crate" >&2; exit 1; }}
+    echo "$found = \\"*\\"" >>Cargo.toml
+    crates="$crates $found"
+done
+export CARGO_HOME=/tmp/cargo
+cargo build --offline --release
+echo "-Ldependency={RUST_LIBRARIES}" >{OUT}{RUST_LIBRARIES}/arguments
+cp target/release/deps/*.rlib {OUT}{RUST_LIBRARIES}
+cp target/release/deps/*.so {OUT}{RUST_LIBRARIES} 2>/dev/null || :
+for crate in $crates; do
+    name=$(printf %s "$crate" | tr - _)
+    file=$(cd {OUT}{RUST_LIBRARIES} && ls "lib$name"-*.rlib "lib$name"-*.so 2>/dev/null | head -n 1)
+    echo "--extern=$name={RUST_LIBRARIES}/$file" >>{OUT}{RUST_LIBRARIES}/arguments
+done
+"""
+
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         recipe.name: recipe
@@ -120,7 +171,13 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             Recipe(name="r", apt=("r-base-core",), stands_for=("r-base",)),
             Recipe(name="c", apt=("gcc", "libc6-dev"), stands_for=("gcc",)),
             Recipe(name="cpp", apt=("g++",)),
-            Recipe(name="rust", apt=("rustc",), stands_for=("rust",)),
+            Recipe(
+                name="rust",
+                apt=("rustc",),
+                library=Step(command=("sh", "-c", _CRATES), files=_CRATES_FILES),
+                library_tools=("cargo",),
+                stands_for=("rust",),
+            ),
         )
     }
 )

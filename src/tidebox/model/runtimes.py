@@ -98,6 +98,8 @@ class OfferedLanguage:
     version: str | None = None
     """None where it is not known, or not yet."""
     compiled: bool = False
+    file: str = ""
+    """What its main file is called where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,6 +245,8 @@ class _Watch:
         self._cancel = cancel
         self._reason: Outcome | None = None
         self._not_started: ExecError | None = None
+        self._made = False
+        """Whether what is followed was made by the compiler."""
         self._left = order.spec.limits.output
         self._stopping: asyncio.Task[None] | None = None
         self._helpers: list[asyncio.Task[None]] = []
@@ -324,6 +326,7 @@ class _Watch:
             launch = self._order.launch
             program = _with_variables(launch.program, self._order.spec)
             self._program = await self._box.exec(_command(launch.command, program, _cpu_seconds(limits.timeout)))
+            self._made = launch.compilation is not None and launch.compilation.executes
 
             async def show(event: Event) -> None:
                 # Whoever looks on was told that it started.
@@ -377,8 +380,9 @@ class _Watch:
         except ExecFailed as error:
             launch = self._order.launch
             cwd = launch.program.cwd if error.details.get("kind") == "bad_cwd" else None
-            # An interpreter or a compiler that the image does not have is not the program's own failure.
-            if cwd is None and (launch.direct or launch.program.mode != "exec" or launch.language):
+            # An interpreter or a compiler that the image does not have is not the program's own failure. What the
+            # compiler made of it is, also where that is nothing.
+            if cwd is None and not self._made and (launch.direct or launch.program.mode != "exec" or launch.language):
                 raise
             self._not_started = ExecError(launch.command[0], error.details.get("errno") or errno.EIO, cwd)
             return Exited(self._not_started.exit_code)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tidebox.errors import TideboxError
+from tidebox.errors import InvalidImage, TideboxError, UnknownLanguage
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Output
 from tidebox.model.languages import Language
@@ -21,6 +22,38 @@ _LIMITS = Limits(timeout=10.0, output=4096)
 # Whoever asks first waits this long for what is not known yet.
 _WAIT_SECONDS = 1.0
 _VERSION = re.compile(rb"\d+(?:\.\d+)+[0-9A-Za-z.+~-]{0,40}")
+
+
+class Images(Mapping[str, str]):
+    """The image of each language that a runtime has one for, as it is now: images are made and removed meanwhile."""
+
+    def __init__(self, runners: Runners, runtime: Runtime) -> None:
+        self._runners = runners
+        self._runtime = runtime
+        # Most programs are in these, and to look at them takes no file.
+        self._fixed = {
+            name: image
+            for name, image in runners.languages_of(runtime).items()
+            if not runners.may_change(runtime, runners.languages[name])
+        }
+
+    def __getitem__(self, name: str) -> str:
+        """The image of programs in the language of this very name."""
+        if name in self._fixed:
+            return self._fixed[name]
+        language = self._runners.languages[name]
+        if not self._runners.may_change(self._runtime, language):
+            raise KeyError(name)
+        try:
+            return self._runners.image_for(self._runtime, language)
+        except (UnknownLanguage, InvalidImage):
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runners.languages_of(self._runtime))
+
+    def __len__(self) -> int:
+        return len(self._runners.languages_of(self._runtime))
 
 
 class Offers:
@@ -50,6 +83,7 @@ class Offers:
                 version=self._versions.get((_digest(runtime, image), language.name)),
                 start=_start(runtime, language, image),
                 compiled=bool(language.compile),
+                file=language.file,
             )
             for language, image in found
         )

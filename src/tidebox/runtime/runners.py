@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from tidebox.errors import PolicyUnsupported, RuntimeUnavailable, StartupTimeout, UnknownImage, UnknownLanguage
+from tidebox.errors import (
+    InvalidImage,
+    PolicyUnsupported,
+    RuntimeUnavailable,
+    StartupTimeout,
+    UnknownImage,
+    UnknownLanguage,
+)
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Preparing
 from tidebox.model.images import HOST, LANGUAGE_IMAGES, image_of
@@ -185,13 +192,18 @@ class Runners(Runner):
             language=language.name,
         )
 
+    def may_change(self, runtime: Runtime, language: Language) -> bool:
+        """Whether a language comes with an image that may be made, or removed, at any time."""
+        chosen = self._images.get(language.name) or language.image
+        return not chosen and runtime.shows_host and bool(language.recipe)
+
     def languages_of(self, runtime: Runtime) -> dict[str, str]:
         """The languages that there is an image for, with that image."""
         found = {}
         for language in self.languages:
             try:
                 image = self.image_for(runtime, language)
-            except UnknownLanguage:
+            except (UnknownLanguage, InvalidImage):
                 continue
             if image != HOST or all(map(runtime.has_command, language.needs)):
                 found[language.name] = image

@@ -59,6 +59,7 @@ class LanguageAnswer(BaseModel):
     image: str = Field(description="Of programs whose caller names none.")
     start: str = Field(description="How its programs start: forked, parked or cold.")
     compiled: bool = Field(description="Whether a compiler runs before the program.")
+    file: str = Field(description="What its main file is called where nothing else is said.")
 
     @classmethod
     def of(cls, offered: OfferedLanguage) -> Self:
@@ -70,6 +71,7 @@ class LanguageAnswer(BaseModel):
             image=offered.image,
             start=offered.start,
             compiled=offered.compiled,
+            file=offered.file,
         )
 
 
@@ -191,7 +193,13 @@ _EXAMPLE = RuntimesAnswer(
             default_images=list(_NATIVE.default_images),
             languages=[
                 LanguageAnswer(
-                    name="python", aliases=["py"], version="3.11.2", image="host", start="forked", compiled=False
+                    name="python",
+                    aliases=["py"],
+                    version="3.11.2",
+                    image="host",
+                    start="forked",
+                    compiled=False,
+                    file="main.py",
                 )
             ],
             max_cpu=4,

@@ -235,6 +235,8 @@ class RuntimeLanguage(msgspec.Struct, frozen=True):
     start: str | None = None
     """How its programs start: forked, parked or cold."""
     compiled: bool = False
+    file: str = "main"
+    """What its main file is called where nothing else is said."""
 
 
 class Runtime(msgspec.Struct, frozen=True):

@@ -40,11 +40,12 @@ from tidebox.runtime.docker.endpoint import find_endpoint
 from tidebox.runtime.docker.engine import Engine, EngineRefused
 from tidebox.runtime.docker.groups import Groups
 from tidebox.runtime.docker.images import Images
-from tidebox.runtime.docker.owners import Owner
 from tidebox.runtime.docker.removal import Removal
-from tidebox.runtime.docker.tools import Tools, agent_command, filter_name, make_scratch, remove_scratch
+from tidebox.runtime.docker.tools import Tools, make_scratch, remove_scratch
 from tidebox.runtime.link import Link
 from tidebox.runtime.relay import Relay
+from tidebox.runtime.shared.owners import Owner
+from tidebox.runtime.shared.tools import agent_command, filter_path
 from tidebox.wire.messages import EXEC_LIMITS, Bootstrap, EnvVar, Ready
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ class DockerRuntime(Runtime):
                 max_processes=self.max_processes,
             ),
             user=user,
-            command=agent_command(filter_name(self._settings.allow_nested_filters) if own_filter else None),
+            command=agent_command(*([filter_path(self._settings.allow_nested_filters)] if own_filter else [])),
             tools=connected.tools.volume,
             labels=owner.labels,
         )

@@ -306,6 +306,24 @@ class Settings:
         str,
     )
 
+    gvisor_runsc: str | None = _setting(
+        "The path of gVisor's runsc, for the gvisor runtime; by default it is found on the PATH.", str
+    )
+    gvisor_platforms: tuple[str, ...] = _setting(
+        "By which ways runsc may run programs, with commas between them: systrap,ptrace,kvm is the order in which they "
+        "are tried by default. The first that boots something is used.",
+        _words,
+        (),
+    )
+    gvisor_warm: int = _setting(
+        "Sandboxes of gVisor kept ready for each image in use, with its interpreter parked; 0 starts each when it is "
+        "asked for.",
+        _whole,
+        1,
+        low=0,
+        high=64,
+    )
+
     host: str = _setting("Address the server listens on.", str, "127.0.0.1")
     port: int = _setting("Port the server listens on; 0 takes a free one.", _whole, 8787, low=0, high=65535)
     public_url: str | None = _setting(
@@ -657,6 +675,10 @@ class Settings:
         False,
     )
     log_level: str = _setting("The least severe log line that is written: debug, info, warning, error.", _level, "info")
+
+    def warm_boxes(self, runtime: str) -> int:
+        """How many boxes are kept ready for each image in use, of a runtime that another program makes boxes for."""
+        return {"docker": self.docker_warm, "gvisor": self.gvisor_warm}.get(runtime, 0)
 
     def docker_seccomp_profile(self) -> str | None:
         """The profile that is named; raises ``InvalidRequest`` where it is none."""

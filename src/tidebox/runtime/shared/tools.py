@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import subprocess
@@ -37,14 +38,15 @@ def agent_command(*arguments: str) -> list[str]:
     return [*program, "-I", "-S", "-B", "-c", code, *arguments]
 
 
-def filter_name(nested: bool) -> str:
-    """The file with the system call filter; ``nested`` says that programs may load more."""
-    return "filter-nested" if nested else "filter"
+def filter_name(nested: bool, executable: bool = True) -> str:
+    """The file with the system call filter; ``nested`` says that programs may load more, ``executable`` that memory may
+    be executed like a file."""
+    return "filter" + ("-nested" if nested else "") + ("" if executable else "-noexec")
 
 
-def filter_path(nested: bool) -> str:
+def filter_path(nested: bool, executable: bool = True) -> str:
     """Where boxes have it."""
-    return f"{launchers.DIRECTORY}/{filter_name(nested)}"
+    return f"{launchers.DIRECTORY}/{filter_name(nested, executable)}"
 
 
 def sources() -> dict[str, bytes]:
@@ -80,8 +82,8 @@ def collect_here() -> bytes:
 def complete(collected: bytes, machine: str) -> bytes:
     """The whole archive, of an interpreter with the agent."""
     files = launchers.files()
-    for nested in (False, True):
-        files[filter_name(nested)] = seccomp.build_filter(machine, nested)
+    for nested, executable in itertools.product((False, True), repeat=2):
+        files[filter_name(nested, executable)] = seccomp.build_filter(machine, nested, executable)
     return with_files(collected, files)
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,9 @@ def _find_problem() -> str | None:
         path = runsc.find(None, os.environ)
     except RuntimeUnavailable as error:
         return error.message
-    report = asyncio.run(_probe(path))
+    # Whoever asks may be on a loop of its own.
+    with ThreadPoolExecutor(1) as apart:
+        report = apart.submit(lambda: asyncio.run(_probe(path))).result()
     return None if report.available else report.reason
 
 

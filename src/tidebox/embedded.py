@@ -612,9 +612,9 @@ def run(code: str | bytes | None = None, language: str = "python", **options: Un
     Options: ``command`` (a sequence, instead of code), ``env``, ``stdin``, ``files`` (name -> bytes, placed in
     /workspace), ``artifacts`` (patterns of files to bring back), ``runtime`` (``native``, ``docker``, ``gvisor``),
     ``image``, ``packages`` (Python packages, or a mapping of python and node to packages; the first run with them waits
-    until they are there), and the limits, which are the fields of ``tidebox.model.limits.Limits``: timeout, memory, pids, cpus,
-    output, workspace, ... The first call starts the machinery and a pool of warm cells, which live as long as the
-    process. Whoever is interrupted while he waits leaves no program running.
+    until they are there), and the limits, which are the fields of ``tidebox.model.limits.Limits``: timeout, memory,
+    pids, cpus, output, workspace, ... The first call starts the machinery and a pool of warm cells, which live as long
+    as the process. Whoever is interrupted while he waits leaves no program running.
     """
     return _background.run(code, language, **options)
 

@@ -316,7 +316,8 @@ async def test_noexec_is_kept(runtime: Runtime, executable: bool) -> None:
     )
     assert output(await run(box, "sh", "-c", script)).split() == ([b"ran", b"ran"] if executable else [])
     memfd = (
-        "import os\nfd=os.memfd_create('x',0)\nos.write(fd,open('/bin/echo','rb').read())\nos.execve(fd,['echo','memfd'],{})"
+        "import os\nfd = os.memfd_create('x', 0)\nos.write(fd, open('/bin/echo', 'rb').read())\n"
+        "os.execve(fd, ['echo', 'memfd'], {})"
     )
     ran = output(await run(box, "python3", "-c", memfd))
     if MEMFD_NOEXEC:

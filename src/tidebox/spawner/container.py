@@ -33,6 +33,7 @@ _CONTROLLERS = ("", "/memory", "/cpuacct", "/pids")
 _ROOT = "/workspace"
 _READ = 1 << 18
 _MOST_NAMES = 64 << 20
+_NEEDLESS_DEVICES = ("/dev/fuse", "/dev/net/tun")
 
 
 def main(arguments: list[str]) -> int:
@@ -41,6 +42,7 @@ def main(arguments: list[str]) -> int:
     sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
     sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
     if two_ids:
+        _remove_devices()
         confine.restrict_init(two_ids)
     if arguments:
         with open(arguments[0], "rb") as file:
@@ -62,6 +64,19 @@ def main(arguments: list[str]) -> int:
             shares_user=not two_ids,
         )
     )
+
+
+def _remove_devices() -> None:
+    """Leave no device that a kernel of its own may bring along, and that no program of ours needs."""
+    for path in _NEEDLESS_DEVICES:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass  # this kernel does not bring it
+    try:
+        os.rmdir("/dev/net")
+    except OSError:
+        pass
 
 
 def _take_streams() -> tuple[int, int]:

@@ -97,6 +97,7 @@ def _own(spec: BoxSpec) -> list[dict[str, Any]]:
 
     return [
         {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "nodev", "noexec"]},
+        {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "nodev", "noexec", "ro"]},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "noexec", "mode=0755"]},
         memory(WORKSPACE, spec.executable, "0755", workspace),
         memory("/tmp", spec.executable, "1777", tmp),

@@ -185,6 +185,7 @@ class GvisorRuntime(Runtime):
         places = await self._once("places", self._open_places)
         found = await asyncio.to_thread(runsc.look, path)
         await asyncio.to_thread(places.tools)
+        await asyncio.to_thread(places.host, self._host)
         problems = {}
         for platform in settings.platforms or runsc.PLATFORMS:
             try:

@@ -300,6 +300,9 @@ class Settings:
     docker_seccomp: Path | None = _setting(
         "A system call profile in Docker's format, in place of the one that is as strict as the native filter.", Path
     )
+    docker_runtime: str | None = _setting(
+        "By which of its runtimes the Docker engine makes containers, such as runsc; by default its own.", str
+    )
     docker_apparmor_profile: str | None = _setting(
         "The name of the AppArmor profile of containers, used where the kernel has AppArmor; the package has one in "
         "tidebox/runtime/docker/tidebox.apparmor, to be loaded with apparmor_parser.",

@@ -105,6 +105,7 @@ class Engine:
                     host=settings.docker_host,
                     seccomp=settings.docker_seccomp_profile(),
                     apparmor_profile=settings.docker_apparmor_profile,
+                    runtime=settings.docker_runtime,
                     allowed_images=settings.docker_images,
                     prepull=settings.docker_prepull,
                 ),

@@ -44,7 +44,8 @@ def processes_of(data_dir: Path) -> list[int]:
 def left(data_dir: Path, server: int) -> dict[str, list[str]]:
     """What there is of sandboxes."""
     mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(data_dir) in line]
-    leaves = [path for group in cgroups_of(server) for path in group.iterdir() if path.is_dir()]
+    # Not listed by pathlib: what is being removed is nothing.
+    leaves = [place for group in cgroups_of(server) for place, _, _ in os.walk(group) if place != str(group)]
     files = [path for path in (data_dir / "gvisor" / "run").glob("*/*/*") if path.parent.name in ("boxes", "state")]
     found: dict[str, Sequence[object]] = {
         "processes": processes_of(data_dir),

@@ -222,6 +222,8 @@ class DockerSettings:
     seccomp: str | None = None
     """The content of a system call profile in place of ours."""
     apparmor_profile: str | None = None
+    runtime: str | None = None
+    """By which of its runtimes the engine makes containers; None for its own."""
     allowed_images: tuple[str, ...] = ()
     """Patterns of the images that may be used; none allow every one."""
     prepull: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 # Every verb installs what it needs first; `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-mcp test-packages test-languages test-egress test-runtimes test-web test-vscode test-vm web vsix lint bench bench-programs bench-docker bench-languages load sandboxes soak attack neighbour clean
+.PHONY: help install serve test test-mcp test-packages test-languages test-egress test-runtimes test-web test-vscode test-vm web vsix lint bench bench-programs bench-docker bench-gvisor bench-languages load sandboxes soak attack neighbour clean
 
 PYTEST_ARGS ?= -n auto --dist worksteal
 SERVE_ARGS ?=
@@ -14,6 +14,9 @@ VM_ARGS ?=
 PART_ON_DOCKER = tests/escape/test_init.py tests/escape/test_privilege.py tests/escape/test_artifacts.py \
 	tests/api/fathom/test_languages.py tests/api/dataplane/test_exec.py
 
+# The same on gVisor, where its runsc can boot a sandbox.
+PART_ON_GVISOR = tests/gvisor tests/escape/test_init.py tests/escape/test_privilege.py tests/api/dataplane/test_exec.py
+
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
@@ -25,9 +28,11 @@ serve: install ## install what is missing and serve (SERVE_ARGS="--port 9000")
 
 test: ## install what is missing, system packages included, and run every test
 	@scripts/bootstrap --test
+	@scripts/runsc
 # Hundreds of servers and commands are started: each would compile the whole of Tidebox where nothing may be kept.
 	env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest $(PYTEST_ARGS)
 	env -u PYTHONDONTWRITEBYTECODE TIDEBOX_TEST_RUNTIME=docker .venv/bin/python -m pytest $(PYTEST_ARGS) $(PART_ON_DOCKER)
+	env -u PYTHONDONTWRITEBYTECODE TIDEBOX_TEST_RUNTIME=gvisor .venv/bin/python -m pytest -r s $(PYTEST_ARGS) $(PART_ON_GVISOR)
 
 test-mcp: ## the scenarios of the MCP conformance package, from npm, that apply
 	@scripts/bootstrap --test
@@ -46,11 +51,14 @@ test-languages: ## every language in the image that its recipe makes (they are k
 # What a box must hold, whatever isolates it.
 SUITES = tests/contract/test_runtime.py tests/escape tests/docker tests/api/fathom tests/api/dataplane tests/api/interpreter \
 	tests/api/access
+SUITES_ON_GVISOR = $(filter-out tests/docker,$(SUITES)) tests/gvisor
 
 test-runtimes: ## every suite of boxes on every runtime: contract, hostile programs and every surface
 	@scripts/bootstrap --test scripts/packages-runtimes
+	@scripts/runsc
 	env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest $(PYTEST_ARGS) $(SUITES)
 	env -u PYTHONDONTWRITEBYTECODE TIDEBOX_TEST_RUNTIME=docker .venv/bin/python -m pytest $(PYTEST_ARGS) $(SUITES)
+	env -u PYTHONDONTWRITEBYTECODE TIDEBOX_TEST_RUNTIME=gvisor .venv/bin/python -m pytest -r s $(PYTEST_ARGS) $(SUITES_ON_GVISOR)
 
 test-web: ## every test of the web UI in a real browser, also what takes long
 	@scripts/bootstrap --test
@@ -93,6 +101,11 @@ bench-programs: ## programs that import, against the same interpreter bare (PROG
 bench-docker: ## containers against the Engine API by itself and the bare interpreter (DOCKER_ARGS="--samples 40")
 	@scripts/bootstrap --test
 	.venv/bin/python -m benchmarks.docker $(DOCKER_ARGS)
+
+bench-gvisor: ## sandboxes of gVisor against runsc by itself and the bare interpreter (GVISOR_ARGS="--samples 40")
+	@scripts/bootstrap --test
+	@scripts/runsc
+	.venv/bin/python -m benchmarks.gvisor $(GVISOR_ARGS)
 
 bench-languages: ## compiled languages in boxes against the bare tools (LANGUAGES_ARGS="--only go")
 	@scripts/bootstrap --test

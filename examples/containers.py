@@ -12,4 +12,4 @@ print(result.text, end="")
 try:
     tidebox.run("pass", runtime="firecracker")
 except RuntimeUnavailable as error:
-    print(error.code, error.details["suggested"])
+    print(error.code, "docker" in error.details["suggested"])

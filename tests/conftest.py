@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from tests.boxes import box_arun, box_run, box_runner
 from tests.docker.fixtures import docker_daemon, docker_host
 from tests.docker.keeper import meeting_place
+from tests.gvisor.program import shared_finding
 from tests.patience import patient
 
 __all__ = ["box_arun", "box_run", "box_runner", "docker_daemon", "docker_host"]
@@ -38,9 +39,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the processes of this run share a Docker daemon."""
+    """Let the processes of this run share a Docker daemon, and what is known of runsc."""
     sharing = contextlib.ExitStack()
     sharing.enter_context(meeting_place())
+    sharing.enter_context(shared_finding())
     config.add_cleanup(sharing.close)
 
 

@@ -301,10 +301,31 @@ class Settings:
     docker_seccomp: Path | None = _setting(
         "A system call profile in Docker's format, in place of the one that is as strict as the native filter.", Path
     )
+    docker_runtime: str | None = _setting(
+        "By which of its runtimes the Docker engine makes containers, such as runsc; by default its own.", str
+    )
     docker_apparmor_profile: str | None = _setting(
         "The name of the AppArmor profile of containers, used where the kernel has AppArmor; the package has one in "
         "tidebox/runtime/docker/tidebox.apparmor, to be loaded with apparmor_parser.",
         str,
+    )
+
+    gvisor_runsc: str | None = _setting(
+        "The path of gVisor's runsc, for the gvisor runtime; by default it is found on the PATH.", str
+    )
+    gvisor_platforms: tuple[str, ...] = _setting(
+        "By which ways runsc may run programs, with commas between them: systrap,ptrace,kvm is the order in which they "
+        "are tried by default. The first that boots something is used.",
+        _words,
+        (),
+    )
+    gvisor_warm: int = _setting(
+        "Sandboxes of gVisor kept ready for each image in use, with its interpreter parked; 0 starts each when it is "
+        "asked for.",
+        _whole,
+        1,
+        low=0,
+        high=64,
     )
 
     host: str = _setting("Address the server listens on.", str, "127.0.0.1")
@@ -658,6 +679,10 @@ class Settings:
         False,
     )
     log_level: str = _setting("The least severe log line that is written: debug, info, warning, error.", _level, "info")
+
+    def warm_boxes(self, runtime: str) -> int:
+        """How many boxes are kept ready for each image in use, of a runtime that another program makes boxes for."""
+        return {"docker": self.docker_warm, "gvisor": self.gvisor_warm}.get(runtime, 0)
 
     def docker_seccomp_profile(self) -> str | None:
         """The profile that is named; raises ``InvalidRequest`` where it is none."""

@@ -28,7 +28,7 @@ from tidebox.model.packages import NO_PACKAGES, Packages, packages_of, policy_of
 from tidebox.model.result import Result
 from tidebox.model.runtimes import Report, Start
 from tidebox.model.switch import Switch
-from tidebox.runtime.base import Box, DockerSettings, EgressSettings, Runtime, RuntimeSettings
+from tidebox.runtime.base import Box, DockerSettings, EgressSettings, GvisorSettings, Runtime, RuntimeSettings
 from tidebox.runtime.driver import Driver
 from tidebox.runtime.images import IMAGES, check_importable
 from tidebox.runtime.images import Image as Image
@@ -105,9 +105,11 @@ class Engine:
                     host=settings.docker_host,
                     seccomp=settings.docker_seccomp_profile(),
                     apparmor_profile=settings.docker_apparmor_profile,
+                    runtime=settings.docker_runtime,
                     allowed_images=settings.docker_images,
                     prepull=settings.docker_prepull,
                 ),
+                gvisor=GvisorSettings(runsc=settings.gvisor_runsc, platforms=settings.gvisor_platforms),
                 egress=_egress_settings(settings),
             )
         )
@@ -135,7 +137,7 @@ class Engine:
     def _make_external(self, runtime: Runtime) -> RuntimeRunner:
         """Boxes of another program's making are kept ready only where that was asked for, once they were used."""
         settings = self.settings
-        warm = settings.docker_warm if self._shapes else 0
+        warm = settings.warm_boxes(runtime.name) if self._shapes else 0
         pool = Pool(
             runtime,
             sizes={},
@@ -583,7 +585,7 @@ class RunOptions(TypedDict, total=False):
     artifacts: Iterable[str]
     """Patterns of files to bring back."""
     runtime: str | None
-    """By which way it is isolated: ``native`` or ``docker``."""
+    """By which way it is isolated: ``native``, ``docker`` or ``gvisor``."""
     image: str
     packages: Packages | Sequence[str] | Mapping[str, Sequence[str]] | None
     """Python packages, or packages by language, put on top of the image: ``["pandas"]``, ``{"node": ["zod"]}``."""
@@ -609,11 +611,11 @@ def run(code: str | bytes | None = None, language: str = "python", **options: Un
     """Run ``code`` in a fresh box and wait for its end.
 
     Options: ``command`` (a sequence, instead of code), ``env``, ``stdin``, ``files`` (name -> bytes, placed in
-    /workspace), ``artifacts`` (patterns of files to bring back), ``runtime`` (``native`` or ``docker``), ``image``,
-    ``packages`` (Python packages, or a mapping of python and node to packages; the first run with them waits until they
-    are there), and the limits, which are the fields of ``tidebox.model.limits.Limits``: timeout, memory, pids, cpus,
-    output, workspace, ... The first call starts the machinery and a pool of warm cells, which live as long as the
-    process. Whoever is interrupted while he waits leaves no program running.
+    /workspace), ``artifacts`` (patterns of files to bring back), ``runtime`` (``native``, ``docker``, ``gvisor``),
+    ``image``, ``packages`` (Python packages, or a mapping of python and node to packages; the first run with them waits
+    until they are there), and the limits, which are the fields of ``tidebox.model.limits.Limits``: timeout, memory,
+    pids, cpus, output, workspace, ... The first call starts the machinery and a pool of warm cells, which live as long
+    as the process. Whoever is interrupted while he waits leaves no program running.
     """
     return _background.run(code, language, **options)
 

@@ -239,7 +239,7 @@ def _compose(
             on_drop=metrics.dropped,
         ),
     )
-    ready = settings.docker_warm if engine.runtime.external else settings.pool_sandboxes
+    ready = settings.warm_boxes(engine.runtime.name) if engine.runtime.external else settings.pool_sandboxes
     stock = Stock(engine.runtime, _live_shape(settings, engine), ready, engine.runners.with_packages)
     sandboxes = _sandboxes(settings, stock, store, audit, membership)
     policy = _policy(settings)

@@ -13,7 +13,7 @@ from tidebox.config import load_settings
 from tidebox.embedded import Engine
 from tidebox.runtime.base import Runtime
 
-RUNTIMES_UNDER_TEST = ("native", "docker")
+RUNTIMES_UNDER_TEST = ("native", "docker", "gvisor")
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from tidebox.model.result import Outcome
 from tidebox.model.switch import Switch
 from tidebox.runtime.docker.endpoint import parse_endpoint
 from tidebox.runtime.docker.engine import Engine as DockerEngine
-from tidebox.runtime.docker.owners import Owner
 from tidebox.runtime.docker.removal import Removal
+from tidebox.runtime.shared.owners import Owner
 
 OWNER, DEAD = "tidebox.owner", "0123456789abcdef"
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.boxes import BoxRunner, assert_nothing_left, box_run, box_runner, start_runner, stop_runner
+from tests.escape import gvisor
 from tests.patience import patient
+from tests.runtimes import RUNTIME
 from tidebox.embedded import run_on
 from tidebox.errors import GuaranteeMissing
 from tidebox.model.result import Result
@@ -21,6 +24,15 @@ pytest.register_assert_rewrite("tests.escape.probes")
 
 # In this process' environment and memory before the first box exists: no program in a box may ever find it.
 os.environ["TIDEBOX_ESCAPE_CANARY"] = "canary-" + os.urandom(12).hex()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what does not apply to the runtime that the suite is run on."""
+    if RUNTIME == "gvisor":
+        for item in items:
+            here = item.path.parent == Path(__file__).parent
+            if here and (reason := gvisor.reason_for(item.name)) is not None:
+                item.add_marker(pytest.mark.skip(reason=f"not on gvisor: {reason}"))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def status(run: Run, *names: str) -> list[str]:
 
 def is_user(uid: str) -> bool:
     """Whether it is the one that programs have in a box: 1000, or in containers a random one."""
-    return uid == "1000" if RUNTIME == "native" else 20_000 <= int(uid) < 60_000
+    return uid == "1000" if RUNTIME in ("native", "gvisor") else 20_000 <= int(uid) < 60_000
 
 
 def test_user_code_is_not_root(box_run: Run) -> None:

@@ -24,9 +24,9 @@ from tidebox.runtime.docker.containers import (
 )
 from tidebox.runtime.docker.groups import socket_limit
 from tidebox.runtime.docker.images import Images
-from tidebox.runtime.docker.owners import Owner
 from tidebox.runtime.docker.probe import judge
 from tidebox.runtime.docker.runtime import DockerRuntime
+from tidebox.runtime.shared.owners import Owner
 from tidebox.spawner.seccomp import rules
 
 FACTS = EngineFacts(id="x", version="20.10", machine="x86_64", processors=2.0, cgroup="2", apparmor=False)

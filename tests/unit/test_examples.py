@@ -38,7 +38,7 @@ SAID = {
     ),
 }
 
-SAID_WITH_DOCKER = {"containers.py": "Python 3\nno Python needed\nruntime_unavailable ['native', 'docker']\n"}
+SAID_WITH_DOCKER = {"containers.py": "Python 3\nno Python needed\nruntime_unavailable True\n"}
 
 SAID_WITH_A_SERVER = {
     "a2a.py": "report.txt 55\nchecked ['1+2+3+4+5+6+7+8+9+10', '55']\n",

@@ -1,8 +1,9 @@
 """Which processes come from a program, where no control group of its own tells.
 
 Each program is given a mark that everything it starts inherits, however it is forked: a limit on the number of locks,
-which no kernel keeps. Beside that, what is shown of each process tells: its parent, its process group and its session.
-Only a program that lowers that limit and leaves all three can hide, until its whole box is ended.
+which no kernel keeps, or one on memory that is more than there is, where that of locks cannot be set. Beside that, what
+is shown of each process tells: its parent, its process group and its session. Only a program that lowers that limit and
+leaves all three can hide, until its whole box is ended.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 _KILL = 9
 _RLIMIT_LOCKS = 10
-_SHOWN_AS = b"\nMax file locks "
+_SHOWN_AS = {_RLIMIT_LOCKS: b"\nMax file locks ", resource.RLIMIT_DATA: b"\nMax data size "}
 # Of each process: state, parent, group and session, after the name, which may hold anything.
 _PARENT, _GROUP, _SESSION = 1, 2, 3
 _PASSES = 8
@@ -29,10 +30,12 @@ def new_mark() -> int:
 
 def put_on(mark: int) -> None:
     """Mark the calling process."""
-    try:
-        resource.setrlimit(_RLIMIT_LOCKS, (mark, mark))
-    except (OSError, ValueError):
-        pass  # a kernel that does not have it; its relatives are still found
+    for limit in _SHOWN_AS:
+        try:
+            resource.setrlimit(limit, (mark, mark))
+            return
+        except (OSError, ValueError):
+            continue  # a kernel that does not have it; its relatives are still found
 
 
 def kill(leader: int, mark: int) -> None:
@@ -40,7 +43,7 @@ def kill(leader: int, mark: int) -> None:
     shown = b"%d" % mark
     for _ in range(_PASSES):
         processes = _processes()
-        found = relatives(leader, processes) | {pid for pid, *_ in processes if _mark_of(pid) == shown}
+        found = relatives(leader, processes) | {pid for pid, *_ in processes if shown in _marks_of(pid)}
         if not found:
             return
         for pid in found:
@@ -81,9 +84,11 @@ def _processes() -> list[tuple[int, int, int, int]]:
     return found
 
 
-def _mark_of(pid: int) -> bytes:
-    words = (_read(f"/proc/{pid}/limits") or b"").partition(_SHOWN_AS)[2].split(None, 1)
-    return words[0] if words else b""
+def _marks_of(pid: int) -> set[bytes]:
+    """What may be one."""
+    shown = _read(f"/proc/{pid}/limits") or b""
+    found = (shown.partition(line)[2].split(None, 1)[:1] for line in _SHOWN_AS.values())
+    return {words[0] for words in found if words}
 
 
 def _is_dead(pid: int) -> bool:

@@ -222,7 +222,7 @@ class Processes:
             else:
                 if self._setup.leaves is not None:
                     start.leaf = execution.leaf = self._setup.leaves.make()
-                elif self._setup.shares_user:
+                elif self._setup.counters is not None:
                     start.mark = execution.mark = kin.new_mark()
                 pid = os.fork()
         except (OSError, CannotStart) as error:

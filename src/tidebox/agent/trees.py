@@ -177,13 +177,21 @@ def pieces(file: int, size: int) -> Iterator[tuple[int, bytes]]:
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return
-            raise
-        while start < end:
-            data = os.pread(file, min(MOST_PIECE, end - start), start)
-            if not data:
-                return
-            yield start, data
-            start += len(data)
+            if error.errno != errno.EINVAL:
+                raise
+            # A kernel that does not tell where holes are: what is nothing but zeros is taken for one.
+            yield from ((at, data) for at, data in _read(file, end, size) if data.count(0) != len(data))
+            return
+        yield from _read(file, start, end)
+
+
+def _read(file: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    while start < end:
+        data = os.pread(file, min(MOST_PIECE, end - start), start)
+        if not data:
+            return
+        yield start, data
+        start += len(data)
 
 
 class Receiver:

@@ -19,7 +19,7 @@ NOT_ALL_ENFORCED = 1
 
 
 @click.command("doctor", cls=ServerCommand)
-@click.option("--runtime", metavar="NAME", help="Which runtime: native or docker.", show_default="the default")
+@click.option("--runtime", metavar="NAME", help="Which runtime: native, docker or gvisor.", show_default="the default")
 @server_option
 @profile_option
 @json_option

@@ -13,14 +13,22 @@ from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on, start_of
 from tidebox.errors import TideboxError
 from tidebox.model.box import BoxSpec
+from tidebox.model.images import HOST
 from tidebox.model.limits import MIB
 from tidebox.model.preloads import SETS
 from tidebox.model.result import Outcome, Result
-from tidebox.model.runtimes import Finding, Guarantee, Report
+from tidebox.model.runtimes import BOUNDARIES, Finding, Guarantee, Report
 
 # Printed by a program in a box: what it is, what it sees, what it is refused.
 _LOOK_AROUND = """
-import json, os
+import ctypes, json, os
+def ask(number):
+    return str(ctypes.CDLL(None).prctl(number, 0, 0, 0, 0))
+def link(name):
+    try:
+        return os.readlink("/proc/self/ns/" + name)
+    except OSError:
+        return None
 status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
 try:
     open("/usr/tidebox-doctor", "w")
@@ -29,12 +37,12 @@ except OSError:
     writable = False
 print(json.dumps({
     "uid": os.getuid(),
-    "capabilities": int(status["CapPrm"], 16) | int(status["CapEff"], 16) | int(status["CapAmb"], 16),
-    "no_new_privs": status["NoNewPrivs"].strip(),
-    "seccomp": status["Seccomp"].strip(),
+    "capabilities": int(status["CapPrm"], 16) | int(status["CapEff"], 16) | int(status.get("CapAmb", "0"), 16),
+    "no_new_privs": status.get("NoNewPrivs", ask(39)).strip(),
+    "seccomp": status.get("Seccomp", ask(21)).strip(),
     "interfaces": [line.split(":")[0].strip() for line in open("/proc/net/dev").read().splitlines()[2:]],
     "processes": [int(name) for name in os.listdir("/proc") if name.isdigit()],
-    "namespaces": {name: os.readlink("/proc/self/ns/" + name) for name in ("user", "pid", "net", "ipc", "uts", "mnt")},
+    "namespaces": {name: link(name) for name in ("user", "pid", "net", "ipc", "uts", "mnt")},
     "root_read_only": bool(os.statvfs("/").f_flag & os.ST_RDONLY),
     "writable": writable,
     "file_system": os.stat("/usr").st_dev,
@@ -144,7 +152,8 @@ async def examine(runtime: str | None = None) -> Examination:
 async def _preloads(engine: Engine, report: Report) -> Report:
     """The report, with what is loaded before programs start and what is not."""
     loaded = []
-    for name in SETS if engine.runtime.shows_host else ():
+    forks = engine.runtime.shows_host and engine.runtime.start_of("python", HOST) == "forked"
+    for name in SETS if forks else ():
         try:
             async with asyncio.timeout(_ENOUGH):
                 await engine.runtime.warm(BoxSpec(preload=name))
@@ -173,7 +182,9 @@ def _checked(finding: Finding, holds: bool, seen: str) -> Check:
 async def _see(engine: Engine) -> dict[Guarantee, tuple[bool, str]]:
     """For each guarantee whether it holds, and what shows it."""
     look = _looked(await run_on(engine, _LOOK_AROUND, timeout=_ENOUGH))
-    apart = {name for name, link in look["namespaces"].items() if link != _own_namespace(name)}
+    # What is of another kernel is apart, whatever that kernel calls it.
+    other_kernel = BOUNDARIES.index(engine.runtime.boundary) >= BOUNDARIES.index("user_kernel")
+    apart = {name for name, link in look["namespaces"].items() if other_kernel or link != _own_namespace(name)}
     if engine.runtime.boundary != "namespaces":
         # Its users are other ones without a namespace of their own, too.
         apart.add("user")
@@ -199,7 +210,7 @@ async def _see(engine: Engine) -> dict[Guarantee, tuple[bool, str]]:
             is_apart("net") and look["interfaces"] == ["lo"],
             f"interfaces {', '.join(look['interfaces'])}",
         ),
-        Guarantee.IPC: (is_apart("ipc", "uts"), "namespaces of its own"),
+        Guarantee.IPC: (is_apart("ipc", "uts"), "a kernel of its own" if other_kernel else "namespaces of its own"),
         Guarantee.SYSCALL_FILTER: (look["seccomp"] == "2", f"seccomp mode {look['seccomp']}"),
         Guarantee.NO_PRIVILEGES: (
             look["capabilities"] == 0 and look["no_new_privs"] == "1",

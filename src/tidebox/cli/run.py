@@ -56,7 +56,7 @@ class _RunCommand(ServerCommand):
 )
 @click.option("--artifacts-dir", default=".", metavar="DIR", help="Where artifacts go.", show_default=True)
 @click.option("--force", is_flag=True, help="Let artifacts replace files.")
-@click.option("--runtime", metavar="NAME", help="How it is isolated: native or docker.", show_default="the default")
+@click.option("--runtime", metavar="NAME", help="native, docker or gvisor.", show_default="the default")
 @click.option("--image", default="host", metavar="NAME", help="Root file system of the box.", show_default=True)
 @click.option("--with", "packages", multiple=True, metavar="PACKAGE", help="A package of its language (repeatable).")
 @egress_options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -145,6 +145,10 @@ class ResolvedImage:
     digest: str
 
 
+async def _nothing_more() -> None:
+    """All is known."""
+
+
 class Runtimes:
     """Every runtime that clients may know of."""
 
@@ -154,6 +158,7 @@ class Runtimes:
         infos: tuple[RuntimeInfo, ...] = (),
         look_again: Callable[[str], None] = lambda name: None,
         image_with: Callable[[str, Language], str] = lambda name, language: HOST,
+        look_closer: Callable[[], Awaitable[None]] = _nothing_more,
     ) -> None:
         """``look_again`` is told the name of a runtime that was asked for and does not work: it may do so by now."""
         self.resolve = resolve
@@ -162,6 +167,8 @@ class Runtimes:
         self.infos = infos
         """Known, for runtimes that do not come and go, when each has been probed, which is before the first request."""
         self.look_again = look_again
+        self.look_closer = look_closer
+        """Find out what is not known yet of those that are only known to be there, if it does not take long."""
         self.image_with = image_with
         """The image of programs in a language whose caller names none, in the runtime of a name; raises
         ``UnknownLanguage``."""

@@ -222,10 +222,22 @@ class DockerSettings:
     seccomp: str | None = None
     """The content of a system call profile in place of ours."""
     apparmor_profile: str | None = None
+    runtime: str | None = None
+    """By which of its runtimes the engine makes containers; None for its own."""
     allowed_images: tuple[str, ...] = ()
     """Patterns of the images that may be used; none allow every one."""
     prepull: tuple[str, ...] = ()
     """Images to have before anybody asks for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GvisorSettings:
+    """What of the settings concerns gVisor."""
+
+    runsc: str | None = None
+    """Where the program is; None for where it is found."""
+    platforms: tuple[str, ...] = ()
+    """By which ways it may run programs, in the order in which they are tried; none for the usual ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +279,7 @@ class RuntimeSettings:
     environment: Mapping[str, str] = field(default_factory=dict)
     """What tells where programs, the login session and the container engine of this process are."""
     docker: DockerSettings = DockerSettings()
+    gvisor: GvisorSettings = GvisorSettings()
     egress: EgressSettings = EgressSettings()
 
 
@@ -280,6 +293,8 @@ class Runtime(abc.ABC):
     """Whether it has the image ``host``; where it has not, that stands for the image of a program's language."""
     external: ClassVar[bool] = False
     """Whether its boxes are made by a program that is no part of this one, and that may come and go meanwhile."""
+    lazy: ClassVar[bool] = False
+    """Whether to probe it takes so much that it is done only when somebody asks; ``absence`` tells something before."""
     version: str | None = None
     interpreters: Mapping[str, str]
     """The interpreters of its default image: the commands that start them, and where they are."""
@@ -335,6 +350,13 @@ class Runtime(abc.ABC):
 
     async def warm(self, spec: BoxSpec) -> None:  # noqa: B027
         """See to that; raises ``TideboxError`` where it cannot be."""
+
+    def absence(self) -> str | None:
+        """Why it cannot work here, as far as one glance tells; None where it may."""
+        return None
+
+    async def tidy(self) -> None:  # noqa: B027
+        """Remove what dead servers left, where that would wait for somebody to ask for this runtime."""
 
     @abc.abstractmethod
     async def probe(self) -> Report:

@@ -13,6 +13,7 @@ from tidebox.runtime.base import Runtime
 RUNTIMES: Mapping[str, str] = {
     "native": "tidebox.runtime.native.runtime:NativeRuntime",
     "docker": "tidebox.runtime.docker.runtime:DockerRuntime",
+    "gvisor": "tidebox.runtime.gvisor.runtime:GvisorRuntime",
 }
 """Where the class of a runtime is; loaded when it is first used."""
 _BOUNDARIES = {
@@ -22,7 +23,7 @@ _BOUNDARIES = {
     "firecracker": "microvm",
     "qemu": "microvm",
 }
-_LINUX_ONLY = frozenset({"native"})
+_LINUX_ONLY = frozenset({"native", "gvisor"})
 
 
 def usable() -> tuple[str, ...]:

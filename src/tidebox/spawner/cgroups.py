@@ -227,7 +227,11 @@ class Cgroups:
 
     def close(self) -> bool:
         """Remove everything of this spawner; False while a process is left."""
-        return all([remove(base) for base in self._bases()])
+        if not all([remove(base) for base in self._bases()]):
+            return False
+        while self._locks:
+            os.close(self._locks.pop())
+        return True
 
 
 class Leaf:

@@ -1,8 +1,12 @@
 """Pid 1 of a container: the agent on the container's own standard streams, with the user's uid and no power.
 
-User code has the same uid, so the agent is kept from it by three things. It is not dumpable: nothing of /proc/1 that
-matters can be opened. A filter that it loads on itself, and that everything inherits, has no call that reaches into
-another process or changes its limits. And no child of its holds a descriptor of its when user code could look at it.
+Where the container has a kernel of its own, root there is nobody on the machine: the agent is that root, with what it
+needs to start, signal and serve processes of another uid, and user code has that one.
+
+Elsewhere user code has the same uid, so the agent is kept from it by three things. It is not dumpable: nothing of
+/proc/1 that matters can be opened. A filter that it loads on itself, and that everything inherits, has no call that
+reaches into another process or changes its limits. And no child of its holds a descriptor of its when user code could
+look at it.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import sys
 from tidebox.agent import trees
 from tidebox.agent.main import serve
 from tidebox.agent.setup import Setup
+from tidebox.spawner import confine, ids
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.counters import read_counters
 from tidebox.wire.generations import GENERATION
@@ -28,12 +33,17 @@ _CONTROLLERS = ("", "/memory", "/cpuacct", "/pids")
 _ROOT = "/workspace"
 _READ = 1 << 18
 _MOST_NAMES = 64 << 20
+_NEEDLESS_DEVICES = ("/dev/fuse", "/dev/net/tun")
 
 
 def main(arguments: list[str]) -> int:
     """Serve; the argument is the file of the system call filter, or none where the container has one of its own."""
+    two_ids = os.getuid() == ids.AGENT_UID
     sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
     sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
+    if two_ids:
+        _remove_devices()
+        confine.restrict_init(two_ids)
     if arguments:
         with open(arguments[0], "rb") as file:
             sys_.make(sys_.Filter(file.read()).load_calls, "load the filter")
@@ -45,15 +55,28 @@ def main(arguments: list[str]) -> int:
             sock=incoming,
             out=outgoing,
             generation=GENERATION,
-            user=(os.getuid(), os.getgid()),
+            user=(ids.USER_UID, ids.USER_UID) if two_ids else (os.getuid(), os.getgid()),
             default_user_name=USER,
-            confine=_confine,
+            confine=confine.confine_program if two_ids else _confine,
             builtins={"send": _send, "receive": _receive, "examine": _examine, "renew": _renew},
             oom_score_fd=os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
             counters=counters.read,
-            shares_user=True,
+            shares_user=not two_ids,
         )
     )
+
+
+def _remove_devices() -> None:
+    """Leave no device that a kernel of its own may bring along, and that no program of ours needs."""
+    for path in _NEEDLESS_DEVICES:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass  # this kernel does not bring it
+    try:
+        os.rmdir("/dev/net")
+    except OSError:
+        pass
 
 
 def _take_streams() -> tuple[int, int]:

@@ -27,15 +27,26 @@ _LIMITS = {
     "pids": ("pids/pids.max", "pids.max"),
     "cpu": ("cpu/cpu.cfs_quota_us", "cpu.max"),
 }
+_GET_NO_NEW_PRIVS = 39
+# More than the file system of shared memory has.
+_MOST_WRITTEN = 96 << 20
+# More processes than a box has that is examined so.
+_MOST_FORKED = 24
 _RLIMITS = ("NOFILE", "NPROC", "CORE", "FSIZE")
 
 
-def examine(_arguments: list[str], _control: int) -> NoReturn:
-    """Write it to standard output."""
+def examine(arguments: list[str], _control: int) -> NoReturn:
+    """Write it to standard output; with an argument also what only trying tells, where mounts do not show it."""
     # Loaded only here: no other child of the agent needs it.
     import json
 
-    os.write(1, json.dumps(_findings()).encode())
+    findings = _findings()
+    if arguments:
+        findings["executed"] = {path: _executed(path) for path in ("/workspace", "/tmp", "/dev/shm")}
+        findings["capacity"] = _written("/dev/shm")
+        findings["forked"] = _forked()
+        findings["opened"] = _opened()
+    os.write(1, json.dumps(findings).encode())
     os._exit(0)
 
 
@@ -56,6 +67,7 @@ def _findings() -> dict[str, Any]:
         "namespace": _call(_UNSHARE, _NEW_USER),
         "apparmor": _text("/proc/self/attr/apparmor/current") or _text("/proc/self/attr/current"),
         "shared_memory": os.path.isdir("/dev/shm"),
+        "no_new_privileges": _no_new_privileges(),
         "processes": sorted(name for name in os.listdir("/proc") if name.isdigit()),
     }
 
@@ -108,6 +120,98 @@ def _init() -> dict[str, Any]:
         "limits": _works(limits),
         "descriptor": _works(descriptor),
     }
+
+
+def _no_new_privileges() -> bool:
+    """Told by the kernel itself: not every one shows it among the facts of a process."""
+    return bool(ctypes.CDLL(None).prctl(_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1)
+
+
+def _executed(directory: str) -> bool:
+    """Whether a file that was made there can be executed."""
+    path = f"{directory}/.tidebox-examined"
+    try:
+        with open(path, "wb") as file:
+            file.write(b"#!/bin/true\n")
+        os.chmod(path, 0o755)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.execv(path, [path])
+            except PermissionError:
+                os._exit(0)
+            finally:
+                # Any other answer is one of a kernel that was about to.
+                os._exit(1)
+        return os.waitpid(pid, 0)[1] != 0
+    except OSError:
+        return False
+    finally:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+
+
+def _opened() -> list[str]:
+    """What of init's own descriptors can be opened, but for files that have a path and what this process has too."""
+    found = []
+    own = {os.readlink(f"/proc/self/fd/{number}") for number in range(3)}
+    try:
+        numbers = os.listdir("/proc/1/fd")
+    except OSError:
+        return []
+    for number in numbers:
+        path = f"/proc/1/fd/{number}"
+        for flags in (os.O_RDONLY, os.O_WRONLY):
+            try:
+                target = os.readlink(path)
+                if target.startswith("/") or target in own:
+                    continue
+                os.close(os.open(path, flags | os.O_NONBLOCK))
+            except OSError:
+                continue
+            found.append(f"{target} ({number})")
+    return found
+
+
+def _forked() -> int:
+    """How many children a process can have at once, of those that are asked for here."""
+    read, write = os.pipe()
+    children = []
+    try:
+        for _ in range(_MOST_FORKED):
+            pid = os.fork()
+            if pid == 0:
+                os.close(write)
+                os.read(read, 1)  # until all are there
+                os._exit(0)
+            children.append(pid)
+    except OSError:
+        pass
+    os.close(write)
+    os.close(read)
+    for pid in children:
+        os.waitpid(pid, 0)
+    return len(children)
+
+
+def _written(directory: str) -> int:
+    """How many bytes a file in a small file system can have."""
+    path = f"{directory}/.tidebox-examined"
+    size = 0
+    block = bytes(1 << 20)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            while size < _MOST_WRITTEN:
+                size += os.write(fd, block)
+        finally:
+            os.close(fd)
+            os.unlink(path)
+    except OSError:
+        pass
+    return size
 
 
 def _call(name: str, *arguments: int) -> str | None:

@@ -304,6 +304,9 @@ def _any_of(program: Assembler, values: tuple[int, ...], then: int, otherwise: i
     program.jump(EQUAL, values[-1], then, otherwise)
 
 
+_EXECUTABLE_MEMORY = "memfd_create memfd_secret"
+
+
 def rules(nested: bool) -> tuple[tuple[str, Rule], ...]:
     """Calls whose answer depends on their arguments; ``nested`` says that programs may load filters of their own."""
     return (
@@ -335,10 +338,11 @@ def absent() -> list[str]:
     return _ABSENT.split()
 
 
-def build_filter(machine: str, nested: bool = False) -> bytes:
+def build_filter(machine: str, nested: bool = False, executable: bool = True) -> bytes:
     """The filter for ``machine`` (as ``uname -m`` names it), ready for PR_SET_SECCOMP.
 
-    ``nested`` lets programs load filters of their own.
+    ``nested`` lets programs load filters of their own. Where files of a box are not ``executable``, and its kernel has
+    no other way to keep memory from being executed like one, such memory is refused.
     """
     if machine not in _AUDIT_ARCH:
         raise ValueError(f"no system call table for {machine}")
@@ -347,7 +351,7 @@ def build_filter(machine: str, nested: bool = False) -> bytes:
     program.jump(EQUAL, _AUDIT_ARCH[machine], None, KILL)
     program.load(_NUMBER)
     by_argument = rules(nested)
-    ranges = _ranges(machine, [names for names, _ in by_argument])
+    ranges = _ranges(machine, [names for names, _ in by_argument], "" if executable else _EXECUTABLE_MEMORY)
     _decide(program, ranges, 0, len(ranges))
     for names, rule in by_argument:
         program.label(names)
@@ -355,7 +359,7 @@ def build_filter(machine: str, nested: bool = False) -> bytes:
     return program.assemble()
 
 
-def _ranges(machine: str, by_argument: list[str]) -> list[tuple[int, Target]]:
+def _ranges(machine: str, by_argument: list[str], refused: str) -> list[tuple[int, Target]]:
     """Each first number from which on another answer holds, with that answer; for some, where a rule begins."""
     numbers = syscall_numbers(machine)
     answers: dict[int, Target] = dict.fromkeys(numbers.values(), fail(errno.EPERM))
@@ -365,6 +369,7 @@ def _ranges(machine: str, by_argument: list[str]) -> list[tuple[int, Target]]:
         (_NOTHING_TO_DO, fail(0)),
     ]
     groups += [(names, names) for names in by_argument]
+    groups.append((refused, fail(errno.EPERM)))
     for names, answer in groups:
         for name in names.split():
             if name in numbers:

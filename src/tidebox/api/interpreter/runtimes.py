@@ -230,4 +230,5 @@ _EXAMPLE = RuntimesAnswer(
 @router.get("/runtimes", responses={200: example(_EXAMPLE), **errors()}, summary="What this server can do")
 async def list_runtimes(services: ServicesDep, _caller: CallerDep) -> RuntimesAnswer:
     """Which runtimes there are, with what they enforce on this machine, and what runs may ask for."""
+    await services.runtimes.look_closer()
     return await RuntimesAnswer.of(services)

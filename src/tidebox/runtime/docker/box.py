@@ -5,29 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from tidebox.errors import BoxGone, TideboxError
-from tidebox.files.trees import Tally, TreeLimits
-from tidebox.model.box import BoxSpec, Captured, CapturedTree, CaptureRule, Command
-from tidebox.model.events import Exited
+from tidebox.model.box import BoxSpec
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.result import Usage
 from tidebox.model.runtimes import Features
-from tidebox.runtime.base import Box, Exec, Files
 from tidebox.runtime.docker.containers import EngineFacts, limits_of
 from tidebox.runtime.docker.engine import Engine
-from tidebox.runtime.docker.files import Workspace
 from tidebox.runtime.docker.groups import Group
-from tidebox.runtime.link import Link, LinkExec, exec_request
-from tidebox.runtime.relay import Relay
-from tidebox.wire.messages import ExecRequest
+from tidebox.runtime.link import Link
+from tidebox.runtime.shared.box import USAGE, AgentBox
 
-# What the agent does itself, for the whole box: see tidebox.agent.processes.
-_STOP, _USAGE, _COUNT = "tidebox:stop", "tidebox:usage", "tidebox:count"
-_DEATH_SECONDS = 10.0
 # What reading files takes in a box whose own files fill its memory.
 _ROOM = 64 * MIB
 
@@ -36,10 +27,8 @@ Remove = Callable[[str], Awaitable[None]]
 Bound = Callable[["DockerBox", int], Awaitable[None]]
 
 
-class DockerBox(Box):
+class DockerBox(AgentBox):
     """One container."""
-
-    features: Features
 
     def __init__(
         self,
@@ -55,90 +44,27 @@ class DockerBox(Box):
     ) -> None:
         """``remove`` sees to it that a container goes, now or when the engine is back; ``bound`` has limits hold that
         the engine does not set, for a container with so much memory."""
-        self.id = name
-        self.image_digest = image_digest
-        self.features = features
-        self.relay: Relay | None = None
+        super().__init__(name, image_digest, link, spec, features)
         self._engine = engine
         self._facts = facts
-        self._link = link
-        self._limits = spec.limits
-        self._sandbox = spec.kind == "sandbox"
         self._applied = limits_of(spec.limits, facts, sandbox=self._sandbox, starting=not facts.podman)
-        self._remove = remove
+        self._remove_container = remove
         self._bound = bound
         self._bounded = 0
         self.group: Group | None = None
         """Its control group, where this machine has it."""
         self._exhausted = False
         self._exhausting: asyncio.Task[None] | None = None
-        self._workspace = Workspace(link)
-        self._started = time.monotonic()
-        self._counted: dict[str, int] = {}
         self._peak_before = -1
-        self._stopped = self._frozen = self._roomy = self._lost = False
-        self._closing: asyncio.Task[None] | None = None
-        self._callbacks: list[Callable[[], None]] = []
-        link.on_lost = self._on_lost
+        self._roomy = False
 
     def _engine_limits(self, limits: Limits) -> dict[str, Any]:
         return limits_of(limits, self._facts, sandbox=self._sandbox)
 
-    @property
-    def link(self) -> Link:
-        """The connection to the box's agent."""
-        return self._link
-
-    @property
-    def gone(self) -> bool:
-        return self._link.gone
-
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        if self._lost:
-            asyncio.get_running_loop().call_soon(callback)
-        else:
-            self._callbacks.append(callback)
-
-    def _on_lost(self) -> None:
-        self._lost = True
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
-
-    @property
-    def files(self) -> Files:
-        return self._link.files
-
-    async def exec(self, command: Command) -> Exec:
-        if self._stopped:
-            raise BoxGone("the box was stopped")
-        return self._link.open_exec(exec_request(command))
-
-    async def stop(self) -> None:
-        if self._stopped or self._link.gone:
-            return
-        try:
-            async with asyncio.timeout(_DEATH_SECONDS):
-                if self._frozen:
-                    await self.thaw()
-                self._counted = await self._order(_STOP)
-        except BoxGone:
-            return  # pid 1 is dead, and so is everything
-        except TimeoutError:
-            # What does not die of the agent's signal may of the engine's; who waits for a program waits no longer.
-            self.begin_close()
-            await self._link.close()
-            raise BoxGone("the box was killed and does not end") from None
-        self._stopped = True
-
-    async def _order(self, name: str) -> dict[str, int]:
-        """Have the agent do something for the whole box; what the box has used."""
-        return await _answer_of(self._link.open_exec(ExecRequest(cmd=name, args=[])))
-
     async def usage(self) -> Usage:
         if not self._stopped:
             with contextlib.suppress(BoxGone):
-                self._counted = await self._order(_USAGE)
+                self._counted = await self._order(USAGE)
         cpu, pids = self._counted.get("cpu_us"), self._counted.get("pids_peak")
         if self._counted.get("pids_refused"):
             pids = self._limits.pids
@@ -202,9 +128,7 @@ class DockerBox(Box):
     async def adjust(self, limits: Limits) -> None:
         self._limits = limits
         await self.tighten()
-        self._started = time.monotonic()
-        # Nothing is waited for: it is done before what is sent next.
-        self._link.open_exec(ExecRequest(cmd=_COUNT, args=[])).abandon()
+        self._count_from_now()
 
     async def renew(self, limits: Limits) -> None:
         await self.stop()
@@ -227,54 +151,11 @@ class DockerBox(Box):
         await self._engine.call("POST", f"/containers/{self.id}/unpause")
         self._frozen = False
 
-    async def place(self, source: Path) -> Tally:
-        limits = TreeLimits(max_bytes=self._limits.workspace, max_entries=self._limits.inodes)
-        return await self._workspace.place(source, limits)
-
-    async def put(self, files: Mapping[str, bytes]) -> None:
-        await self._workspace.put(files, self._limits.workspace)
-
-    async def capture(self, rule: CaptureRule) -> Captured:
-        await self._stop_for_files()
-        return await self._workspace.capture(rule)
-
-    async def capture_into(self, target: Path, rule: CaptureRule) -> CapturedTree:
-        await self._stop_for_files()
-        return await self._workspace.capture_into(target, rule)
-
-    async def collect(self, target: Path, limits: TreeLimits) -> Tally:
-        await self._stop_for_files()
-        return await self._workspace.collect(target, limits)
-
-    async def _stop_for_files(self) -> None:
-        await self.stop()
+    async def _make_room(self) -> None:
         if self.features.adjusts and not self._roomy and not self._sandbox:
-            # Its files may have filled the memory that it has.
             memory = self._applied["Memory"] + _ROOM
             await self._update({**self._applied, "Memory": memory, "MemorySwap": memory})
             self._roomy = True
 
-    def begin_close(self) -> asyncio.Task[None]:
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close())
-        return self._closing
-
-    async def _close(self) -> None:
-        if self.relay is not None:
-            await self.relay.close()
-        await self._link.close()
-        await self._remove(self.id)
-
-
-async def _answer_of(order: LinkExec) -> dict[str, int]:
-    try:
-        async for event in order.events():
-            if isinstance(event, Exited):
-                return event.usage or {}
-    except BoxGone:
-        raise
-    except TideboxError as error:
-        raise BoxGone(f"the agent of the box does not do as it is told: {error.message}") from None
-    finally:
-        order.abandon()
-    raise BoxGone("the agent of the box does not answer")
+    async def _remove(self) -> None:
+        await self._remove_container(self.id)

@@ -78,6 +78,8 @@ class EngineFacts:
     podman: bool = False
     """Whether it is Podman, whose Docker API takes less: no owner of a file system and no number of files in it, a
     profile as a file only, and no other limits for a container that runs."""
+    runtimes: Mapping[str, str] = field(default_factory=dict)
+    """Those that it can make containers by, with the programs that they are."""
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -100,6 +102,8 @@ class Hardening:
     """A profile, as Docker has them, or the file of one where the engine takes it so."""
     apparmor: str | None
     max_processes: int
+    runtime: str | None = None
+    """By which of its runtimes the engine makes them."""
 
 
 def limits_of(limits: Limits, facts: EngineFacts, *, sandbox: bool, starting: bool = False) -> dict[str, Any]:
@@ -166,6 +170,7 @@ def container_body(
         "ReadonlyPaths": list(_READ_ONLY),
         "Ulimits": _ulimits(limits, hardening.max_processes),
         "RestartPolicy": {"Name": "no"},
+        **({"Runtime": hardening.runtime} if hardening.runtime is not None else {}),
         "Init": False,
     }
     return {

@@ -34,6 +34,9 @@ def facts_of(info: dict[str, Any], version: dict[str, Any]) -> EngineFacts:
         apparmor=any(option.startswith("name=apparmor") for option in options),
         podman=any(str(part.get("Name")).startswith("Podman") for part in version.get("Components") or ()),
         rootless=any(option.startswith("name=rootless") for option in options),
+        runtimes={
+            str(name): str((told or {}).get("path") or "") for name, told in (info.get("Runtimes") or {}).items()
+        },
         facts={
             "engine": engine,
             "kernel": str(info.get("KernelVersion") or ""),

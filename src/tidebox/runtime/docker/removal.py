@@ -9,7 +9,7 @@ from typing import Any
 
 from tidebox.errors import TideboxError
 from tidebox.runtime.docker.engine import Engine, EngineRefused
-from tidebox.runtime.docker.owners import INSTALLATION, OWNER, Owner
+from tidebox.runtime.shared.owners import INSTALLATION, OWNER, Owner
 
 _log = logging.getLogger(__name__)
 

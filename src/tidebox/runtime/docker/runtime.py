@@ -40,11 +40,12 @@ from tidebox.runtime.docker.endpoint import find_endpoint
 from tidebox.runtime.docker.engine import Engine, EngineRefused
 from tidebox.runtime.docker.groups import Groups
 from tidebox.runtime.docker.images import Images
-from tidebox.runtime.docker.owners import Owner
 from tidebox.runtime.docker.removal import Removal
-from tidebox.runtime.docker.tools import Tools, agent_command, filter_name, make_scratch, remove_scratch
+from tidebox.runtime.docker.tools import Tools, make_scratch, remove_scratch
 from tidebox.runtime.link import Link
 from tidebox.runtime.relay import Relay
+from tidebox.runtime.shared.owners import Owner
+from tidebox.runtime.shared.tools import agent_command, filter_path
 from tidebox.wire.messages import EXEC_LIMITS, Bootstrap, EnvVar, Ready
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ class DockerRuntime(Runtime):
         endpoint = await asyncio.to_thread(find_endpoint, self._settings.docker.host, self._settings.environment)
         engine = Engine(endpoint)
         facts = probe.facts_of(await engine.call("GET", "/info"), await engine.call("GET", "/version"))
+        self._choose_runtime(facts)
         owner = await asyncio.to_thread(Owner, self._directory)
         removal = Removal(engine, owner)
         self.version = facts.version
@@ -175,6 +177,13 @@ class DockerRuntime(Runtime):
         if swept:
             _log.info("%d containers of servers that ended were removed", swept)
         return connected
+
+    def _choose_runtime(self, facts: EngineFacts) -> None:
+        """See that the engine has the runtime that the settings name."""
+        wanted = self._settings.docker.runtime
+        if wanted is not None and wanted not in facts.runtimes:
+            known = ", ".join(sorted(facts.runtimes)) or "none"
+            raise RuntimeUnavailable(f"the engine has no runtime {wanted} (SANDBOX_DOCKER_RUNTIME); it has: {known}")
 
     async def probe(self) -> Report:
         try:
@@ -274,9 +283,10 @@ class DockerRuntime(Runtime):
                 seccomp=await self._profile(connected.facts, spec.executable),
                 apparmor=docker.apparmor_profile if connected.facts.apparmor else None,
                 max_processes=self.max_processes,
+                runtime=docker.runtime,
             ),
             user=user,
-            command=agent_command(filter_name(self._settings.allow_nested_filters) if own_filter else None),
+            command=agent_command(*([filter_path(self._settings.allow_nested_filters)] if own_filter else [])),
             tools=connected.tools.volume,
             labels=owner.labels,
         )

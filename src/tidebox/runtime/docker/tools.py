@@ -7,22 +7,17 @@ interpreter for it, and nothing of this machine is mounted.
 from __future__ import annotations
 
 import asyncio
-import functools
-import hashlib
 import json
 import logging
-import os
 import re
 import secrets
-import sys
-from typing import Any
 
 from tidebox.errors import StartupTimeout, TideboxError
 from tidebox.runtime import launchers
 from tidebox.runtime.docker import collecting
-from tidebox.runtime.docker.archives import tar_of, with_files
 from tidebox.runtime.docker.engine import Engine, EngineRefused
-from tidebox.spawner import seccomp
+from tidebox.runtime.shared import tools
+from tidebox.runtime.shared.archives import tar_of
 
 _log = logging.getLogger(__name__)
 
@@ -32,19 +27,6 @@ _COMPLETE = "complete"
 _FILL_SECONDS = 120.0
 _HOLD_SECONDS = 2 * _FILL_SECONDS
 _MISSING, _IN_USE = 404, 409
-
-
-def agent_command(filter_name: str | None) -> list[str]:
-    """What pid 1 of a container is: by its own loader, with nothing of the image."""
-    place = launchers.DIRECTORY
-    program = [f"{place}/ld.so", "--library-path", f"{place}/lib", f"{place}/bin/python3"]
-    code = f"import os, sys; from {collecting.MODULE} import main; os._exit(main(sys.argv[1:]))"
-    return [*program, "-I", "-S", "-B", "-c", code, *([f"{place}/{filter_name}"] if filter_name else [])]
-
-
-def filter_name(nested: bool) -> str:
-    """The file with the system call filter; ``nested`` says that programs may load more."""
-    return "filter-nested" if nested else "filter"
 
 
 class Tools:
@@ -57,7 +39,7 @@ class Tools:
         self._machine = machine
         self._labels = labels
         self._ready = False
-        self.volume = VOLUME + _digest(machine)
+        self.volume = VOLUME + tools.digest(machine)
 
     async def ensure(self, scratch: str) -> None:
         """See to it that the volume is there and whole; ``scratch`` is an image that a container can be made of."""
@@ -164,23 +146,7 @@ class Tools:
 
     async def _archive(self) -> bytes:
         collected = await collecting.collect(self._engine, self._machine, self._labels, self._provide)
-        files = launchers.files()
-        for nested in (False, True):
-            files[filter_name(nested)] = seccomp.build_filter(self._machine, nested)
-        return await asyncio.to_thread(with_files, collected, files)
-
-
-@functools.cache
-def _digest(machine: str) -> str:
-    """Of what the volume is made from: the interpreter, by what tells one from the next, and our own files."""
-    interpreter = os.path.realpath(sys.executable)
-    status = os.stat(interpreter)
-    marks: list[Any] = [machine, sys.version, interpreter, status.st_size, status.st_mtime_ns]
-    digest = hashlib.sha256(repr(marks).encode())
-    files = {**collecting.sources(), "collect": collecting.PROGRAM.read_bytes(), **launchers.files()}
-    for path, content in files.items():
-        digest.update(path.encode() + b"\0" + content)
-    return digest.hexdigest()[:16]
+        return await asyncio.to_thread(tools.complete, collected, self._machine)
 
 
 async def make_scratch(engine: Engine) -> str:

@@ -201,6 +201,20 @@ def _host_image(facts: HostFacts) -> Plan:
     return plan
 
 
+def host_root_plan(facts: HostFacts, target: str) -> Plan:
+    """The steps that make the image of the machine's own system at ``target``, but for what is shared with it."""
+    image = "/new" + _IMAGE
+
+    def moved(argument: object) -> object:
+        if not isinstance(argument, str):
+            return argument
+        if argument.startswith("/old"):
+            return argument.removeprefix("/old")
+        return target + argument.removeprefix(image) if argument.startswith(image) else argument
+
+    return [[moved(argument) for argument in step] for step in _host_image(facts) if step[0] != "bind"]
+
+
 def _shared(facts: HostFacts) -> list[tuple[str, str]]:
     """Where in a template each directory and file of the machine is that boxes see."""
     return [(f"{_SHARED}/{number}", path) for number, path in enumerate((*facts.directories, *facts.files))]

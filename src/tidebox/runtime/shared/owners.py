@@ -1,8 +1,8 @@
-"""Whose a container is, and whether its owner lives.
+"""Whose a box is, and whether its owner lives.
 
-An owner is a process that uses an engine. It holds a lock on a file of its own for as long as it lives; its containers
-carry the name of that file, and of the installation whose directory the file is in. So whoever has the same directory
-can tell which containers nobody will ever remove, and never takes those of another installation for its own.
+An owner is a process that has boxes. It holds a lock on a file of its own for as long as it lives; its boxes carry
+the name of that file, and of the installation whose directory the file is in. So whoever has the same directory can
+tell which boxes nobody will ever remove, and never takes those of another installation for its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOCKS = "owners"
 
 
 class Owner:
-    """This process, as the owner of containers."""
+    """This process, as the owner of boxes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""The workspace of a container, which only its agent can reach: copied in and out as a stream of records.
+"""The workspace of a box that only its agent can reach: copied in and out as a stream of records.
 
 What comes out was made by hostile programs, and maybe by a hostile agent: nothing is believed but the limits.
 """

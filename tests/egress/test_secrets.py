@@ -366,7 +366,7 @@ def test_a_secret_that_a_server_kept_does_not_come_back_by_another_connection(va
 
 
 def test_a_server_that_repeats_guesses_does_not_tell_how_a_secret_begins(vault: Vault) -> None:
-    """What a secret begins with comes back like anything else, and as soon."""
+    """What a secret begins with comes back like anything else."""
     guesses = [VALUE[:1], VALUE[:10], VALUE[:-1], "x", "x" * 10, VALUE[:9] + "x"]
     program = f"""
 import socket, ssl, time

@@ -275,6 +275,7 @@ class GvisorRuntime(Runtime):
                 box = self._start(
                     [*command, "run", f"--bundle={prepared.bundle}", prepared.name], prepared, spec, image
                 )
+                _watch_memory(box)
                 if first is not None:
                     box.first = await box.exec(first)
                     if first_input:
@@ -407,6 +408,17 @@ class GvisorRuntime(Runtime):
             nothing_left = groups_gone and not self._left_behind
             await asyncio.to_thread(lambda places: places.close(nothing_left=nothing_left), self._places)
             self._places = None
+
+
+def _watch_memory(box: GvisorBox) -> None:
+    """Have the whole of it end when its memory does."""
+    if box.group is not None:
+        try:
+            box.group.end_when_out_of_memory(box.exhaust)
+        except OSError as error:
+            raise ProvisionFailed(
+                f"the memory of a box cannot be watched: {error.strerror}", step="control group"
+            ) from None
 
 
 async def _closed(box: GvisorBox) -> None:

@@ -193,7 +193,9 @@ class GvisorRuntime(Runtime):
                     return _Usable(found, platform, await self._try_out(found, platform))
             except TimeoutError:
                 problems[platform] = f"nothing came of it within {_BOOT_SECONDS:g} s"
-            except (BoxGone, ProvisionFailed) as error:
+            except RuntimeUnavailable:
+                raise
+            except TideboxError as error:
                 problems[platform] = error.message
         reasons = "; ".join(f"{platform}: {problem}" for platform, problem in problems.items())
         raise RuntimeUnavailable(f"gvisor: {path} boots nothing here ({reasons})")

@@ -12,6 +12,7 @@ from tests.boxes import as_user
 from tests.images import import_shell
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
+from tidebox.errors import ExecFailed
 from tidebox.model.result import Outcome
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="control groups and other users are root's")
@@ -29,8 +30,8 @@ async def test_an_imported_image_needs_no_interpreter(tmp_path: Path, runsc_path
         result = await run_on(engine, command=["sh", "-c", "echo $HOME; echo kept > file"], image="shell")
         assert (result.exit_code, result.stdout) == (0, b"/workspace\n")
         assert engine.runtime.resolve("shell").digest == image.digest
-        missing = await run_on(engine, command=["python3", "-c", "pass"], image="shell")
-        assert missing.exit_code == 127
+        with pytest.raises(ExecFailed, match="python3"):
+            await run_on(engine, command=["python3", "-c", "pass"], image="shell")
     finally:
         await engine.close()
 

@@ -144,7 +144,13 @@ class GvisorRuntime(Runtime):
         if task is None:
             task = self._work[what] = asyncio.get_running_loop().create_task(work(), name=f"gvisor: {what}")
             task.add_done_callback(lambda done: self._worked(what, done))
-        found: Result = await asyncio.shield(task)
+        try:
+            found: Result = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and self._closed and not _is_cancelled():
+                # Not whoever waits for it was told to stop, but the work.
+                raise RuntimeUnavailable("the runtime is closed") from None
+            raise
         return found
 
     def _worked(self, what: str, task: asyncio.Task[Any]) -> None:
@@ -410,6 +416,11 @@ class GvisorRuntime(Runtime):
             nothing_left = groups_gone and not self._left_behind
             await asyncio.to_thread(lambda places: places.close(nothing_left=nothing_left), self._places)
             self._places = None
+
+
+def _is_cancelled() -> bool:
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
 
 
 def _watch_memory(box: GvisorBox) -> None:

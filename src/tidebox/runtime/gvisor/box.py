@@ -44,6 +44,11 @@ class GvisorBox(AgentBox):
         self._remove_sandbox = remove
         self._roomy = False
         self._last: Usage | None = None
+        self._exhausted = False
+
+    def exhaust(self) -> None:
+        """It has used up its memory, and is about to be ended."""
+        self._exhausted = True
 
     def begin_counting(self) -> None:
         """What was used until now was used to make the box."""
@@ -67,7 +72,7 @@ class GvisorBox(AgentBox):
             memory_peak=meter.memory_peak() if meter is not None else None,
             # The sandbox's kernel bounds them and keeps no peak; those of the machine are not the program's.
             pids_peak=None,
-            oom_kills=meter.oom_kills() if meter is not None else 0,
+            oom_kills=max(meter.oom_kills() if meter is not None else 0, int(self._exhausted)),
         )
 
     async def adjust(self, limits: Limits) -> None:

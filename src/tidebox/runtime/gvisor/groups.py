@@ -7,9 +7,10 @@ whose owner is dead removes it with all that is in it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tidebox.errors import ProvisionFailed
 from tidebox.runtime.native.usage import Counters, Meter
@@ -24,6 +25,7 @@ class Group:
 
     def __init__(self, leaf: cgroups.Leaf) -> None:
         self._leaf = leaf
+        self._notice = -1
         self.meter = Meter(Counters(leaf.name, leaf.edition, leaf.files()), own_processes=0)
 
     @property
@@ -40,6 +42,40 @@ class Group:
             raise ProvisionFailed(
                 f"the limits of a box could not be set: {error.strerror}", step="control group"
             ) from None
+
+    def end_when_out_of_memory(self, tell: Callable[[], None]) -> None:
+        """Have all in it end when the kernel ends one over memory, and ``tell`` before that where it can be.
+
+        The one that the kernel takes need not be the sentry: it would wait for a dead process of its own for ever.
+        Raises OSError.
+        """
+        if isinstance(self._leaf, cgroups.LeafV2):
+            with open(f"{self._leaf.path}/memory.oom.group", "w") as file:
+                file.write("1")
+            return
+        directory = self._leaf.paths["memory"]
+        self._notice = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        control = os.open(f"{directory}/memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with open(f"{directory}/cgroup.event_control", "w") as file:
+                file.write(f"{self._notice} {control}")
+        finally:
+            os.close(control)
+
+        def ended() -> None:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._notice)
+            self._stop_noticing()
+            tell()
+            self.kill()
+
+        asyncio.get_running_loop().add_reader(self._notice, ended)
+
+    def _stop_noticing(self) -> None:
+        if self._notice >= 0:
+            asyncio.get_running_loop().remove_reader(self._notice)
+            os.close(self._notice)
+            self._notice = -1
 
     def freeze(self, frozen: bool) -> None:
         """Stop every process in it, or let them go on."""
@@ -59,6 +95,7 @@ class Group:
         """End what is in it and remove it; False where that takes too long."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _REMOVE_SECONDS
+        self._stop_noticing()
         self.meter.counters.close()
         pause = _PAUSE_SECONDS
         while True:

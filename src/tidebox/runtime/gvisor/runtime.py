@@ -144,7 +144,13 @@ class GvisorRuntime(Runtime):
         if task is None:
             task = self._work[what] = asyncio.get_running_loop().create_task(work(), name=f"gvisor: {what}")
             task.add_done_callback(lambda done: self._worked(what, done))
-        found: Result = await asyncio.shield(task)
+        try:
+            found: Result = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and self._closed and not _is_cancelled():
+                # Not whoever waits for it was told to stop, but the work.
+                raise RuntimeUnavailable("the runtime is closed") from None
+            raise
         return found
 
     def _worked(self, what: str, task: asyncio.Task[Any]) -> None:
@@ -193,7 +199,9 @@ class GvisorRuntime(Runtime):
                     return _Usable(found, platform, await self._try_out(found, platform))
             except TimeoutError:
                 problems[platform] = f"nothing came of it within {_BOOT_SECONDS:g} s"
-            except (BoxGone, ProvisionFailed) as error:
+            except RuntimeUnavailable:
+                raise
+            except TideboxError as error:
                 problems[platform] = error.message
         reasons = "; ".join(f"{platform}: {problem}" for platform, problem in problems.items())
         raise RuntimeUnavailable(f"gvisor: {path} boots nothing here ({reasons})")
@@ -275,6 +283,7 @@ class GvisorRuntime(Runtime):
                 box = self._start(
                     [*command, "run", f"--bundle={prepared.bundle}", prepared.name], prepared, spec, image
                 )
+                _watch_memory(box)
                 if first is not None:
                     box.first = await box.exec(first)
                     if first_input:
@@ -407,6 +416,22 @@ class GvisorRuntime(Runtime):
             nothing_left = groups_gone and not self._left_behind
             await asyncio.to_thread(lambda places: places.close(nothing_left=nothing_left), self._places)
             self._places = None
+
+
+def _is_cancelled() -> bool:
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
+
+
+def _watch_memory(box: GvisorBox) -> None:
+    """Have the whole of it end when its memory does."""
+    if box.group is not None:
+        try:
+            box.group.end_when_out_of_memory(box.exhaust)
+        except OSError as error:
+            raise ProvisionFailed(
+                f"the memory of a box cannot be watched: {error.strerror}", step="control group"
+            ) from None
 
 
 async def _closed(box: GvisorBox) -> None:

@@ -12,6 +12,12 @@ from tests.api.conftest import RunningServer, finish, start
 from tests.api.interpreter.service import JWT_SECRET
 from tests.webui.browser import Visit, launch, visiting
 
+OWN_LANGUAGE = """
+[languages.named]
+file = "main.named"
+run = ["echo", "{file}"]
+"""
+
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
@@ -24,8 +30,11 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server of which nobody asks too much."""
-    running = start(tmp_path_factory.mktemp("webui"), auth_jwt_secret=JWT_SECRET, rate_limit="off")
+    """A server of which nobody asks too much, with a language of its operator's."""
+    directory = tmp_path_factory.mktemp("webui")
+    (directory / "own.toml").write_text(OWN_LANGUAGE)
+    languages = str(directory / "own.toml")
+    running = start(directory / "data", auth_jwt_secret=JWT_SECRET, rate_limit="off", languages=languages)
     yield running
     finish(running)
 

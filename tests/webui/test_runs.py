@@ -55,6 +55,12 @@ async def test_a_program_in_another_language_is_run_and_repeated(copying: Visit)
     await expect(page.get_by_role("log", name="Log")).to_have_text("HELLO TIDE")
 
 
+async def test_a_program_in_a_language_of_the_operators_is_in_the_file_that_it_names(visit: Visit) -> None:
+    page = await visit.sign_in()
+    await visit.run("anything", language="named")
+    await expect(page.get_by_role("log", name="Log")).to_have_text("/workspace/main.named")
+
+
 async def test_output_is_shown_while_the_program_runs_and_it_can_be_cancelled(visit: Visit) -> None:
     page = await visit.sign_in()
     await visit.run("import sys, time\nprint('first', flush=True)\nprint('bad', file=sys.stderr)\ntime.sleep(60)")

@@ -52,14 +52,14 @@ export function fromBase64(text: string): string {
   return new TextDecoder().decode(Uint8Array.from(atob(text), (char) => char.charCodeAt(0)));
 }
 
-/** What a spec needs to run a program. */
-export function programOf(name: string, code: string): Pick<RunSpec, "command" | "files" | "language"> {
+/** What a spec needs to run a program; `file` is what the server calls the main file of the language. */
+export function programOf(name: string, code: string, file?: string): Pick<RunSpec, "command" | "files" | "language"> {
   const language = languageOf(name);
   if (language.evaluate && new TextEncoder().encode(code).length <= LONGEST_WORD) {
     return { command: [...language.evaluate, code] };
   }
-  const file = name === "java" ? javaFileOf(code) : language.file;
-  return { language: name, command: [file], files: [{ path: file, content_b64: encodedText(code) }] };
+  const path = name === "java" ? javaFileOf(code) : (file ?? language.file);
+  return { language: name, command: [path], files: [{ path, content_b64: encodedText(code) }] };
 }
 
 // A public class must be in a file of its name.

@@ -90,6 +90,7 @@ export interface Runtime {
   untrusted_eligible: boolean;
   egress_allowlist_supported: boolean;
   isolation: { network_policies: string[]; guarantees: Guarantee[]; facts: Record<string, string> };
+  languages: { name: string; file: string }[];
   notes: string | null;
 }
 

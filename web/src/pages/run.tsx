@@ -301,7 +301,8 @@ function number(text: string, what: string): number | undefined {
 }
 
 function specOf(form: Form, server: Server): RunSpec {
-  const program = programOf(form.language, form.code);
+  const offered = server.runtimes.flatMap((each) => each.languages ?? []).find((each) => each.name === form.language);
+  const program = programOf(form.language, form.code, offered?.file);
   const packages: Record<string, string[]> = {};
   if (listed(form.python).length) packages["python"] = listed(form.python);
   if (listed(form.node).length) packages["node"] = listed(form.node);

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -208,8 +209,10 @@ class Workbench:
         await box.fill(text)
         await box.press("Enter")
 
-    async def confirm_path(self, path: Path) -> None:
-        """Answer a dialog that asks for a file."""
+    async def confirm_path(self, path: Path, proposed: str) -> None:
+        """Answer a dialog that asks for a file, once it proposes one: what was typed before that it would replace."""
+        box = self.page.locator(".quick-input-widget input[type=text]")
+        await expect(box).to_have_value(re.compile(re.escape(proposed)))
         await self.answer(str(path))
 
     async def see_test(self, name: str, state: str) -> None:

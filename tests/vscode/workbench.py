@@ -168,7 +168,7 @@ async def test_an_artifact_is_opened_and_saved(code_server: CodeServer, browser:
 
         await artifact.hover()
         await artifact.get_by_role("button", name="Save Artifact").click()
-        await work.confirm_path(tmp_path / "saved.json")
+        await work.confirm_path(tmp_path / "saved.json", "result.json")
         await work.wait_for(lambda: (tmp_path / "saved.json").exists())
         assert json.loads((tmp_path / "saved.json").read_text()) == {"answer": 42}
 

@@ -57,8 +57,11 @@ function specOf(target: unknown): RunArguments | undefined {
 }
 
 function activeDocument(): RunArguments | undefined {
-  const document = vscode.window.activeTextEditor?.document;
-  return document && ["file", "untitled"].includes(document.uri.scheme) ? { uri: document.uri.toString() } : undefined;
+  const tab = vscode.window.tabGroups.activeTabGroup.activeTab?.input;
+  // A tab is there before its editor is, and stays the one that is meant while the log panel has the cursor.
+  const shown = [vscode.window.activeTextEditor?.document.uri, tab instanceof vscode.TabInputText ? tab.uri : undefined];
+  const uri = shown.find((each) => each && ["file", "untitled"].includes(each.scheme));
+  return uri && { uri: uri.toString() };
 }
 
 function nameOf(spec: RunArguments): string {

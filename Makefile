@@ -74,12 +74,12 @@ vsix: ## build the extension for VS Code: editors/vscode/tidebox-VERSION.vsix (n
 	rm -f editors/vscode/*.vsix
 	cd editors/vscode && npm ci --no-audit --no-fund --silent && npm run --silent check && npm run --silent build && npm run --silent package
 
-test-vscode: ## the extension in a real VS Code, npm's code-server, in Chromium (installs it first, which takes minutes)
+test-vscode: ## the extension in a real VS Code, npm's code-server, in Chromium (installs it first, which takes minutes), and Emacs
 	@scripts/bootstrap --test scripts/packages-vscode
 	@scripts/code-server
 	@$(MAKE) --no-print-directory vsix
 	cd editors/vscode && npm test --silent
-	env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest -p no:xdist tests/vscode/workbench.py
+	env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest -p no:xdist tests/vscode/workbench.py tests/lsp/test_emacs.py
 
 test-egress: ## the same rules for programs that take longer to start, and clients that never finish
 	@scripts/bootstrap --test scripts/packages-egress

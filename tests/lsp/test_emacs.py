@@ -28,7 +28,7 @@ def has_eglot() -> bool:
 
 def test_emacs_runs_a_file_sees_the_mark_and_sees_it_vanish(tmp_path: Path) -> None:
     if not has_eglot():
-        pytest.skip("there is no Emacs with eglot: apt-get install emacs-nox elpa-eglot")
+        pytest.skip("there is no Emacs with eglot: `make test-vscode` installs it")
     folder = tmp_path / "folder"
     folder.mkdir()
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)

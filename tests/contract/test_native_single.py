@@ -220,8 +220,10 @@ def keepers(runtime: NativeRuntime) -> list[int]:
     """What stands behind the boxes, parents first: as root what built their root, the template, and its helpers."""
     spawner = runtime.spawner_pid()
     assert spawner is not None
+    # In this order: what is made meanwhile is in a box.
+    found = descendants(spawner)
     boxed = set(in_boxes(spawner))
-    return [pid for pid in descendants(spawner) if pid not in boxed]
+    return [pid for pid in found if pid not in boxed]
 
 
 def template_of(runtime: NativeRuntime) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, cast
 
 import httpx2
 import pytest
+from fastapi import APIRouter
 
 from tidebox.api import problems
 from tidebox.api.app import Front
@@ -151,9 +154,7 @@ async def test_routes_are_loaded_by_surface_and_described_together(services: Ser
     loaded: list[str] = []
 
     def routed(name: str, *, first: bool = False) -> Surface:
-        def routes() -> Any:
-            from fastapi import APIRouter
-
+        def routes() -> APIRouter:
             loaded.append(name)
             router = APIRouter()
             router.add_api_route(f"/{name}/it", lambda: name)
@@ -181,6 +182,30 @@ async def test_routes_are_loaded_by_surface_and_described_together(services: Ser
         assert (await client.get("/none")).json()["error"]["code"] == "not_found"
         await parts.load()
         assert loaded == ["early", "late"]
+
+
+async def test_parts_that_are_asked_for_at_once_are_made_one_after_another(services: Services) -> None:
+    """What FastAPI does to make one is not for several threads at a time."""
+    making = threading.Lock()
+    overlapped: list[str] = []
+
+    def routed(name: str) -> Surface:
+        def make_routes() -> APIRouter:
+            if not making.acquire(blocking=False):
+                overlapped.append(name)
+                return APIRouter()
+            time.sleep(0.05)
+            making.release()
+            return APIRouter()
+
+        return Surface(name=name, matches=lambda scope: scope["path"] == f"/{name}", routes=make_routes)
+
+    parts = RestParts(services, [routed(name) for name in ("one", "two", "three")])
+    app = RequestLog(Front(services, parts), services.metrics, parts.surfaces)
+    key = {"X-API-KEY": KEY}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://server", headers=key) as client:
+        await asyncio.gather(parts.load(), *(client.get(f"/{name}") for name in ("one", "two", "three")))
+    assert not overlapped
 
 
 @pytest.mark.parametrize(

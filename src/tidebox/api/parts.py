@@ -6,6 +6,7 @@ FastAPI takes a long time to make an app of routes, most of which a server witho
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,8 @@ class RestParts:
 
     def __init__(self, services: Services, surfaces: Sequence[Surface]) -> None:
         self._parts: list[tuple[Surface, Deferred[FastAPI]]] = []
+        # Held while one is made: FastAPI silences warnings meanwhile, which another thread that does so too undoes.
+        self._making = threading.Lock()
         self.surfaces = tuple(self._with_app(services, surface) for surface in surfaces)
         """Those given, each with the app that serves its routes."""
         self._rest = Deferred(self._make_rest)
@@ -32,7 +35,7 @@ class RestParts:
     def _with_app(self, services: Services, surface: Surface) -> Surface:
         if surface.routes is None:
             return surface
-        part = Deferred(partial(_make_part, services, surface))
+        part = Deferred(partial(self._make_part, services, surface))
         self._parts.append((surface, part))
         return replace(surface, app=part)
 
@@ -47,7 +50,7 @@ class RestParts:
         await asyncio.wait((self._rest.load(),))
 
     async def _load(self, parts: Sequence[Deferred[FastAPI]]) -> None:
-        # One after another: threads that import at once are no sooner done. A failure is raised by who asks for it.
+        # A failure is raised by who asks for it.
         for part in parts:
             await asyncio.wait((part.load(),))
 
@@ -58,13 +61,14 @@ class RestParts:
 
     def _make_rest(self) -> App:
         """Called when every part is loaded."""
-        from tidebox.api.rest import make_rest
+        with self._making:
+            from tidebox.api.rest import make_rest
 
-        rest: App = make_rest([part.load().result() for _, part in self._parts], self.surfaces)
-        return rest
+            rest: App = make_rest([part.load().result() for _, part in self._parts], self.surfaces)
+            return rest
 
+    def _make_part(self, services: Services, surface: Surface) -> FastAPI:
+        with self._making:
+            from tidebox.api.rest import make_part
 
-def _make_part(services: Services, surface: Surface) -> FastAPI:
-    from tidebox.api.rest import make_part
-
-    return make_part(services, surface)
+            return make_part(services, surface)

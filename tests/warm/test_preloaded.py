@@ -111,6 +111,20 @@ def test_a_variable_that_an_import_reads_is_heeded(loaded: BoxRunner) -> None:
     assert loaded(code, env={"OPENBLAS_CORETYPE": "Haswell", "OMP_NUM_THREADS": "1"}).stdout == b"1\n"
 
 
+def test_threads_that_wait_for_numbers_take_nothing_of_the_program(loaded: BoxRunner) -> None:
+    code = """
+import os, time
+import numpy
+time.sleep(0.3)
+for thread in os.listdir("/proc/self/task"):
+    if int(thread) != os.getpid():
+        used = open(f"/proc/self/task/{thread}/stat").read().rpartition(")")[2].split()[11:13]
+        print(sum(map(int, used)) / os.sysconf("SC_CLK_TCK"))
+"""
+    # They looked for work for a tenth of a second, in which a program with one processor had half of it.
+    assert all(float(seconds) <= 0.03 for seconds in _said(loaded, code).split())
+
+
 def test_matplotlib_draws(loaded: BoxRunner) -> None:
     code = "import matplotlib\nmatplotlib.use('Agg')\nimport matplotlib.pyplot as plt\n"
     code += "plt.plot([1, 2])\nplt.title('a')\nplt.savefig('p.png')"

@@ -38,6 +38,9 @@ MOST_MODULES = 4000
 # Libraries for numbers would start threads at their import, which no fork copies: a program gets those that it would
 # have when it is given such a module.
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+# And they would look for work a tenth of a second long, which a program that has one processor lacks then: here 2**20
+# cycles, half a millisecond, before they sleep.
+_SHORT_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "20"}
 # How often, and at what distance, it is asked whether a thread that was told to end has.
 _THREAD_CHECKS, _THREAD_PAUSE = 100, 0.01
 # Parts of sys that change with every import, or are looked at by themselves.
@@ -96,7 +99,7 @@ def load(names: Iterable[str], path: Iterable[str]) -> Record:
     hooks, filters = list(sys.path_hooks), list(_warnings.filters)
     scratch = f"/tmp/.preload-{os.getpid()}"
     os.mkdir(scratch, 0o700)
-    meanwhile = {**dict.fromkeys(_ONE_THREAD, "1"), "MPLCONFIGDIR": scratch}
+    meanwhile = {**dict.fromkeys(_ONE_THREAD, "1"), **_SHORT_SPIN, "MPLCONFIGDIR": scratch}
     meanwhile = {name: value for name, value in meanwhile.items() if name not in os.environ}
     os.environ.update(meanwhile)
     before = _state()

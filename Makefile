@@ -30,9 +30,9 @@ test: ## install what is missing, system packages included, and run every test
 	@scripts/bootstrap --test
 	@scripts/runsc
 # Hundreds of servers and commands are started: each would compile the whole of Tidebox where nothing may be kept.
-	env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest $(PYTEST_ARGS)
-	env -u PYTHONDONTWRITEBYTECODE TIDEBOX_TEST_RUNTIME=docker .venv/bin/python -m pytest $(PYTEST_ARGS) $(PART_ON_DOCKER)
-	env -u PYTHONDONTWRITEBYTECODE TIDEBOX_TEST_RUNTIME=gvisor .venv/bin/python -m pytest -r s $(PYTEST_ARGS) $(PART_ON_GVISOR)
+	env -u PYTHONDONTWRITEBYTECODE scripts/pytest $(PYTEST_ARGS)
+	env -u PYTHONDONTWRITEBYTECODE TIDEBOX_TEST_RUNTIME=docker scripts/pytest $(PYTEST_ARGS) $(PART_ON_DOCKER)
+	env -u PYTHONDONTWRITEBYTECODE TIDEBOX_TEST_RUNTIME=gvisor scripts/pytest -r s $(PYTEST_ARGS) $(PART_ON_GVISOR)
 
 test-mcp: ## the scenarios of the MCP conformance package, from npm, that apply
 	@scripts/bootstrap --test

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from websockets.datastructures import Headers
@@ -63,7 +63,8 @@ class Talk:
 
     def hang_up(self) -> None:
         """As a machine that lost its power: no goodbye."""
-        self._connection.socket.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # the client may have been the first
+            self._connection.socket.shutdown(socket.SHUT_RDWR)
 
     def wait_closed(self) -> int | None:
         """Until the client is gone; the code it gave."""

@@ -87,8 +87,9 @@ test-egress: ## the same rules for programs that take longer to start, and clien
 test-vm: ## the native runtime on cgroup v2, in a virtual machine (VM_ARGS=trixie for a newer kernel)
 	@scripts/vm-test $(VM_ARGS)
 
-lint: install ## style and types
+lint: install ## style, format and types
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check --quiet .
 	.venv/bin/mypy
 
 bench: install ## measure against the bare interpreter

@@ -1,6 +1,6 @@
 """Two agents share a sandbox through an A2A task: one computes and hands over, the other goes on. Needs a server.
 
-    python examples/a2a.py [URL]
+python examples/a2a.py [URL]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The same two lines here and on a server: the server is the one that is named, by an argument or by TIDEBOX_URL.
 
-    python examples/anywhere.py http://127.0.0.1:8787
+python examples/anywhere.py http://127.0.0.1:8787
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Makes the pictures of docs/webui.md: a real server with something on it, seen in a real browser.
 
-    .venv/bin/python -m scripts.webui_screenshots
+.venv/bin/python -m scripts.webui_screenshots
 """
 
 from __future__ import annotations

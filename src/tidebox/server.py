@@ -166,9 +166,7 @@ async def _give_way(membership: Membership, stop: _Stop) -> None:
     stop.asked.set()
 
 
-def _compose(
-    settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Runtimes, offers: Offers
-) -> Services:
+def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Runtimes, offers: Offers) -> Services:
     from tidebox.api.following import Following
     from tidebox.api.health import Health
     from tidebox.api.metrics import Levels, Metrics

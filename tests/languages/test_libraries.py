@@ -24,7 +24,7 @@ LIBRARIES = {
     "go": (
         ["golang-github-google-uuid-dev"],
         'package main\n\nimport (\n\t"fmt"\n\n\t"github.com/google/uuid"\n)\n\n'
-        "func main() {\n\tfmt.Println(uuid.MustParse(\"0000002a-0000-0000-0000-000000000000\").ID())\n}\n",
+        'func main() {\n\tfmt.Println(uuid.MustParse("0000002a-0000-0000-0000-000000000000").ID())\n}\n',
         "42\n",
     ),
     "java": (

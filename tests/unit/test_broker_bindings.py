@@ -110,9 +110,7 @@ class Maker(Provider):
     def take(self) -> LiveSandbox | None:
         return None
 
-    async def create(
-        self, binding_id: str, like: LiveSandbox | None = None, extras: Extras = NO_EXTRAS
-    ) -> LiveSandbox:
+    async def create(self, binding_id: str, like: LiveSandbox | None = None, extras: Extras = NO_EXTRAS) -> LiveSandbox:
         await self.open.wait()
         if self.error is not None:
             raise self.error

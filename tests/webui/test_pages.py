@@ -109,9 +109,7 @@ def test_assets_are_kept_for_good_and_sent_compressed(server: RunningServer) -> 
         assert (head.status_code, head.content) == (200, b"")
 
 
-@pytest.mark.parametrize(
-    "path", ["assets/none.js", "assets/%2e%2e/%2e%2e/pages.py", "assets/..%2f..%2fpages.py"]
-)
+@pytest.mark.parametrize("path", ["assets/none.js", "assets/%2e%2e/%2e%2e/pages.py", "assets/..%2f..%2fpages.py"])
 def test_nothing_else_is_served(server: RunningServer, path: str) -> None:
     answer = httpx.get(f"{server.url}/webui/{path}", timeout=60)
     assert answer.status_code == 404

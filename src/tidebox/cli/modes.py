@@ -91,4 +91,3 @@ class Modes:
             self._changed[change] = None
         else:
             self._changed.pop(change, None)
-

@@ -39,9 +39,7 @@ _REGISTRIES_ONLY = ("--allow-git=none", "--allow-remote=none", "--allow-file=non
 _NO_GIT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_SSH_COMMAND": "/bin/false", "GIT_TERMINAL_PROMPT": "0"}
 
 
-def resolve(
-    requirements: Sequence[str], target: NodeTarget, directory: Path, tools: Tools, stop: Stop
-) -> Lock:
+def resolve(requirements: Sequence[str], target: NodeTarget, directory: Path, tools: Tools, stop: Stop) -> Lock:
     """The packages that meet the requirements; raises ``PackageUnresolvable`` with what npm says of them."""
     (directory / "package.json").write_text('{"private": true}')
     names = sorted({node_name(item) for item in requirements})
@@ -167,9 +165,7 @@ def _digest(name: str, integrity: str) -> str:
     raise PackageUnresolvable(f"the registry gives no digest of {name}", field="packages", package=name)
 
 
-def fetch_all(
-    packages: Sequence[Locked], directory: Path, tools: Tools, stop: Stop, *, max_bytes: int
-) -> list[Path]:
+def fetch_all(packages: Sequence[Locked], directory: Path, tools: Tools, stop: Stop, *, max_bytes: int) -> list[Path]:
     """The archives of ``packages``, in their order."""
     (directory / "package.json").write_text('{"private": true}')
     npm = Npm(directory, tools, stop, ", ".join(sorted({package.name for package in packages})[:_MOST_NAMED]))

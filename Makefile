@@ -1,6 +1,6 @@
 # Every verb installs what it needs first; `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-mcp test-packages test-languages test-egress test-runtimes test-web test-vscode test-vm web vsix lint bench bench-programs bench-docker bench-gvisor bench-languages load sandboxes soak attack neighbour clean
+.PHONY: help install serve test test-pythons docs test-mcp test-packages test-languages test-egress test-runtimes test-web test-vscode test-vm web vsix lint bench bench-programs bench-docker bench-gvisor bench-languages load sandboxes soak attack neighbour clean
 
 PYTEST_ARGS ?= -n auto --dist worksteal
 SERVE_ARGS ?=
@@ -33,6 +33,10 @@ test: ## install what is missing, system packages included, and run every test
 	env -u PYTHONDONTWRITEBYTECODE scripts/pytest $(PYTEST_ARGS)
 	env -u PYTHONDONTWRITEBYTECODE TIDEBOX_TEST_RUNTIME=docker scripts/pytest $(PYTEST_ARGS) $(PART_ON_DOCKER)
 	env -u PYTHONDONTWRITEBYTECODE TIDEBOX_TEST_RUNTIME=gvisor scripts/pytest -r s $(PYTEST_ARGS) $(PART_ON_GVISOR)
+
+test-pythons: ## the fast tests on every Python of 3.11 to 3.13 that is found, and how much of the package they reach
+	@scripts/bootstrap
+	env -u PYTHONDONTWRITEBYTECODE scripts/test-pythons
 
 test-mcp: ## the scenarios of the MCP conformance package, from npm, that apply
 	@scripts/bootstrap --test
@@ -92,6 +96,9 @@ lint: install ## style, format and types
 	.venv/bin/ruff format --check --quiet .
 	.venv/bin/mypy
 
+docs: install ## the pages of docs/ as a site in build/site; a link that leads nowhere is an error
+	.venv/bin/mkdocs build --quiet --strict
+
 bench: install ## measure against the bare interpreter
 	.venv/bin/tidebox bench $(BENCH_ARGS)
 
@@ -133,5 +140,5 @@ neighbour: ## how long a neighbour waits beside each attack on resources, as a t
 	.venv/bin/python -m benchmarks.neighbour $(NEIGHBOUR_ARGS)
 
 clean: ## remove everything these verbs made
-	rm -rf .venv .bootstrap .interop-06 .interop-07 .conformance .languages .code-server build dist web/node_modules editors/vscode/node_modules editors/vscode/out editors/vscode/LICENSE editors/vscode/*.vsix .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .bootstrap .pythons .interop-06 .interop-07 .conformance .languages .code-server build dist web/node_modules editors/vscode/node_modules editors/vscode/out editors/vscode/LICENSE editors/vscode/*.vsix .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

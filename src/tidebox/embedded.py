@@ -287,7 +287,7 @@ def egress_rules(settings: Settings, *, embedded: bool) -> EgressRules:
     Without a server whoever runs a program is the operator: the program reaches what they name, within
     SANDBOX_EGRESS_ALLOWLIST where that is set.
     """
-    from tidebox.egress.operating import operator_rules
+    from tidebox.egress.operator_rules import operator_rules
 
     return operator_rules(settings.egress_allowlist, settings.egress_secrets, mirror_environment(), embedded=embedded)
 

@@ -17,7 +17,7 @@ from tests.languages.programs import PROGRAMS
 from tests.runtimes import native_only
 from tidebox.errors import PolicyUnsupported, UnknownLanguage
 from tidebox.mcp import arguments
-from tidebox.mcp.runs import run_code
+from tidebox.mcp.run_tools import run_code
 from tidebox.model.run import Phase
 from tidebox.runtime.images import IMAGES, ImageStore
 from tidebox.sdk import AsyncInterpreter

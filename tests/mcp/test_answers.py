@@ -20,9 +20,9 @@ from tidebox.errors import (
     RuntimeUnavailable,
     TideboxError,
 )
-from tidebox.mcp.answers import MAX_ANSWER_BYTES, Tail, answer, explain, fitted, picture_type, refused, show_both
 from tidebox.mcp.resources import contents
-from tidebox.mcp.runs import WORDS
+from tidebox.mcp.run_tools import WORDS
+from tidebox.mcp.tool_results import MAX_ANSWER_BYTES, Tail, answer, explain, fitted, picture_type, refused, show_both
 from tidebox.model.run import Reason
 
 PNG = base64.b64decode(

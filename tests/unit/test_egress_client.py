@@ -22,7 +22,7 @@ class Process:
     """The side of the process."""
 
     def __init__(self) -> None:
-        self.egress = Egress(messages.Start(), messages.Bounds())
+        self.egress = Egress(messages.ProcessSettings(), messages.BoxLimits())
         ours, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self.egress._control = ours
@@ -48,11 +48,11 @@ class Process:
         """Say something, and see that it was heard: the answer to a question comes behind it."""
         self._writer.write(b"".join(told))
         asking = asyncio.ensure_future(attachment.usage())
-        asked: messages.Ask | None = None
+        asked: messages.CountRequest | None = None
         found = messages.process_reader()
         while asked is None:
             for item in found.feed(await self.reader.read(1 << 16)):
-                asked = item if isinstance(item, messages.Ask) else None
+                asked = item if isinstance(item, messages.CountRequest) else None
         self._writer.write(messages.encode(messages.Counted(asked.number, 2, 0, 0, 0, 0)))
         await asking
 
@@ -76,7 +76,7 @@ async def process() -> AsyncIterator[Process]:
 
 
 def seen(number: int) -> bytes:
-    return messages.encode(messages.Seen(False, f"h{number}.example.com", None, None, None, "no_match"))
+    return messages.encode(messages.SeenConnection(False, f"h{number}.example.com", None, None, None, "no_match"))
 
 
 async def test_no_more_is_told_of_a_box_than_there_may_be(process: Process) -> None:
@@ -109,15 +109,15 @@ async def test_no_more_addresses_are_kept_than_a_box_may_have(process: Process) 
     assert 0 < sum(map(len, attachment._pins.values())) < 2 * messages.MOST_PINNED_ADDRESSES
     # All of it can be told to a process that is started anew.
     rules = BoxEgress(policy=EgressPolicy(()))
-    assert len(messages.encode(messages.Serve.of(rules, attachment._pins, messages.Bounds()))) < messages.MOST_BYTES
+    assert len(messages.encode(messages.Serve.of(rules, attachment._pins, messages.BoxLimits()))) < messages.MOST_BYTES
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        messages.Seen(True, "x" * 254, None, None, None, None),
-        messages.Seen(True, None, "1" * 46, None, None, None),
-        messages.Seen(False, None, None, None, None, "r" * 33),
+        messages.SeenConnection(True, "x" * 254, None, None, None, None),
+        messages.SeenConnection(True, None, "1" * 46, None, None, None),
+        messages.SeenConnection(False, None, None, None, None, "r" * 33),
         messages.Pinned("one.example.com", ("192.0.2.1",) * 49),
         msgspec.defstruct("Other", [("text", str)], tag="other")(text="whatever"),
     ],

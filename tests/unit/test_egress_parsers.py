@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidebox.egress import dns, sight
-from tidebox.egress.messages import MOST_BYTES, Bounds, Broken, Counted, Serve, encode, process_reader, server_reader
+from tidebox.egress import dns, sniffing
+from tidebox.egress.messages import MOST_BYTES, BoxLimits, Broken, Counted, Serve, encode, process_reader, server_reader
 from tidebox.egress.resolver import machine_servers, parse_server
 from tidebox.errors import InvalidRequest
 from tidebox.model.egress import EgressPolicy, allowlist_of
 from tidebox.model.outward import BoxEgress
 
-BOUNDS, COUNTED = Bounds(connections=3, bytes=4, rate=5), Counted(1, 2, 3, 4, 5, 6)
+BOUNDS, COUNTED = BoxLimits(connections=3, bytes=4, rate=5), Counted(1, 2, 3, 4, 5, 6)
 ADDRESS = ipaddress.ip_address("192.0.2.7")
 
 
@@ -39,7 +39,7 @@ def test_a_question_is_read_and_answered() -> None:
     assert (question.name, question.kind, question.problem) == ("One.Example.com", dns.A, 0)
     said = dns.make_answer(question, dns.NO_ERROR, [ADDRESS, ipaddress.ip_address("2001:db8::1")])
     found = dns.parse_answer(said, 5, "one.example.com", dns.A)
-    assert found == dns.Answer(0, (ADDRESS,))
+    assert found == dns.DnsAnswer(0, (ADDRESS,))
 
 
 def test_an_answer_has_as_much_as_its_asker_takes() -> None:
@@ -55,7 +55,7 @@ def test_an_answer_has_as_much_as_its_asker_takes() -> None:
     more = dns.parse_question(dns.make_question(5, "one.example.com", dns.AAAA))
     assert more.room == 1232
     found = dns.parse_answer(dns.make_answer(more, dns.NO_ERROR, addresses, more.room), 5, "one.example.com", dns.AAAA)
-    assert found == dns.Answer(dns.NO_ERROR, tuple(addresses))
+    assert found == dns.DnsAnswer(dns.NO_ERROR, tuple(addresses))
 
 
 def test_what_a_resolver_is_asked_can_be_read() -> None:
@@ -86,7 +86,7 @@ def test_aliases_lead_to_addresses() -> None:
     ids=["number", "name", "question", "kind", "cut", "far", "loop", "short", "empty"],
 )
 def test_an_answer_to_something_else_is_not_believed(data: bytes) -> None:
-    with pytest.raises(dns.Malformed):
+    with pytest.raises(dns.MalformedDns):
         dns.parse_answer(data, 9, "a.com", dns.A)
 
 
@@ -97,7 +97,7 @@ def test_addresses_of_other_names_and_of_wrong_sizes_are_left_out() -> None:
         record(b"\xc0\x0c", dns.A, b"123"),
         record(b"\xc0\x0c", dns.A, ADDRESS.packed, network=3),
     )
-    assert dns.parse_answer(data, 9, "a.com", dns.A) == dns.Answer(0, ())
+    assert dns.parse_answer(data, 9, "a.com", dns.A) == dns.DnsAnswer(0, ())
 
 
 def test_an_answer_that_was_cut_has_the_addresses_that_are_whole() -> None:
@@ -110,7 +110,7 @@ def test_an_answer_that_was_cut_has_the_addresses_that_are_whole() -> None:
 def test_no_bytes_break_the_reader_of_questions(data: bytes) -> None:
     try:
         question = dns.parse_question(data)
-    except dns.Malformed:
+    except dns.MalformedDns:
         return
     assert len(dns.make_answer(question, dns.REFUSED)) <= len(data)
 
@@ -120,7 +120,7 @@ def test_no_bytes_break_the_reader_of_answers(tail: bytes, count: int) -> None:
     data = pack(">6H", 9, 0x8180, 1, count, 0, 0) + labels("a.com") + pack(">2H", dns.A, 1) + tail
     try:
         found = dns.parse_answer(data, 9, "a.com", dns.A)
-    except dns.Malformed:
+    except dns.MalformedDns:
         return
     assert len(found.addresses) <= count
 
@@ -138,12 +138,12 @@ HELLO = hello("one.example.com")
 
 
 def test_the_name_of_tls_is_seen() -> None:
-    assert sight.look(HELLO) == sight.Sight("tls", "one.example.com")
-    assert sight.look(hello(None)) == sight.Sight("tls")
+    assert sniffing.sniff(HELLO) == sniffing.Sniffed("tls", "one.example.com")
+    assert sniffing.sniff(hello(None)) == sniffing.Sniffed("tls")
 
 
 def test_every_part_of_a_hello_needs_the_rest() -> None:
-    assert {sight.look(HELLO[:size]) for size in range(1, len(HELLO))} == {sight.NEEDED}
+    assert {sniffing.sniff(HELLO[:size]) for size in range(1, len(HELLO))} == {sniffing.NEEDED}
 
 
 @given(st.data())
@@ -151,55 +151,55 @@ def test_a_hello_that_was_changed_shows_its_name_or_none_or_hides_it(data: st.Da
     changed = bytearray(HELLO)
     for _ in range(data.draw(st.integers(1, 6))):
         changed[data.draw(st.integers(1, len(changed) - 1))] = data.draw(st.integers(0, 255))
-    sight.look(bytes(changed))
+    sniffing.sniff(bytes(changed))
 
 
 @given(st.binary(min_size=1, max_size=400))
 def test_no_bytes_break_the_looking(data: bytes) -> None:
     for start in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\nHost:"):
-        sight.look(start + data)
+        sniffing.sniff(start + data)
 
 
 @pytest.mark.parametrize(
     ("data", "seen"),
     [
-        (b"\0\0\0\x01", sight.OTHER),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", sight.OTHER),
-        (b"EHLO there\r\n", sight.OTHER),
-        (b"\x16\x04\x01\x00\x00", sight.OTHER),
-        (b"GE", sight.NEEDED),
-        (b"GET / HTTP/1.1\r\nHost: a", sight.NEEDED),
-        (b"GET / HTTP/1.0\r\n\r\n", sight.Sight("http")),
-        (b"GET / HTTP/1.1\r\nHost: A.com:8080\r\n\r\n", sight.Sight("http", "a.com")),
-        (b"GET http://u@a.com:1/x HTTP/1.1\nhost:a.com\n\n", sight.Sight("http", "a.com")),
-        (b"GET a.com HTTP/1.1\r\nHost: a.com\r\n\r\n", sight.Sight("http", contradictory=True)),
-        (b"PRI * HTTP/2.0\r\n\r\n", sight.Sight("http", contradictory=True)),
-        (b"GET /" + b"x" * 9000, sight.Sight("http", contradictory=True)),
-        (b"hello", sight.Sight("", may_turn=True)),
-        (b"\r\n", sight.Sight("", may_turn=True)),
-        (b"\x15\x03\x01\0\2\1\x5a\x16", sight.Sight("tls", contradictory=True)),
-        (b"\x14\x03\x03\0\1\1", sight.Sight("tls", contradictory=True)),
-        (b"\x15", sight.NEEDED),
-        (b"\x15\x04", sight.OTHER),
-        (b"GET /a b HTTP/1.1\r\n", sight.Sight("http", contradictory=True)),
-        (b"GET\x0b/\x0bHTTP/1.1\r\n", sight.Sight("http", contradictory=True)),
-        (b" GET\xa0/ HTTP/1.1 \x0c \r\n", sight.Sight("http", contradictory=True)),
-        (b"GET\x0b/", sight.Sight("", may_turn=True)),
-        (b"FOO /" + b"x" * 9000, sight.Sight("", may_turn=True)),
-        (b"hello HTTP/1.1 there\n", sight.OTHER),
-        (b"\0\0\0\x08 HTTP/1.1\n", sight.OTHER),
-        (b"GET / HTTP/1.1\r\nX: y\rHost: b.com\r\n\r\n", sight.Sight("http", contradictory=True)),
+        (b"\0\0\0\x01", sniffing.OTHER),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", sniffing.OTHER),
+        (b"EHLO there\r\n", sniffing.OTHER),
+        (b"\x16\x04\x01\x00\x00", sniffing.OTHER),
+        (b"GE", sniffing.NEEDED),
+        (b"GET / HTTP/1.1\r\nHost: a", sniffing.NEEDED),
+        (b"GET / HTTP/1.0\r\n\r\n", sniffing.Sniffed("http")),
+        (b"GET / HTTP/1.1\r\nHost: A.com:8080\r\n\r\n", sniffing.Sniffed("http", "a.com")),
+        (b"GET http://u@a.com:1/x HTTP/1.1\nhost:a.com\n\n", sniffing.Sniffed("http", "a.com")),
+        (b"GET a.com HTTP/1.1\r\nHost: a.com\r\n\r\n", sniffing.Sniffed("http", contradictory=True)),
+        (b"PRI * HTTP/2.0\r\n\r\n", sniffing.Sniffed("http", contradictory=True)),
+        (b"GET /" + b"x" * 9000, sniffing.Sniffed("http", contradictory=True)),
+        (b"hello", sniffing.Sniffed("", may_turn=True)),
+        (b"\r\n", sniffing.Sniffed("", may_turn=True)),
+        (b"\x15\x03\x01\0\2\1\x5a\x16", sniffing.Sniffed("tls", contradictory=True)),
+        (b"\x14\x03\x03\0\1\1", sniffing.Sniffed("tls", contradictory=True)),
+        (b"\x15", sniffing.NEEDED),
+        (b"\x15\x04", sniffing.OTHER),
+        (b"GET /a b HTTP/1.1\r\n", sniffing.Sniffed("http", contradictory=True)),
+        (b"GET\x0b/\x0bHTTP/1.1\r\n", sniffing.Sniffed("http", contradictory=True)),
+        (b" GET\xa0/ HTTP/1.1 \x0c \r\n", sniffing.Sniffed("http", contradictory=True)),
+        (b"GET\x0b/", sniffing.Sniffed("", may_turn=True)),
+        (b"FOO /" + b"x" * 9000, sniffing.Sniffed("", may_turn=True)),
+        (b"hello HTTP/1.1 there\n", sniffing.OTHER),
+        (b"\0\0\0\x08 HTTP/1.1\n", sniffing.OTHER),
+        (b"GET / HTTP/1.1\r\nX: y\rHost: b.com\r\n\r\n", sniffing.Sniffed("http", contradictory=True)),
     ],
 )
 def test_what_is_seen(data: bytes, seen: object) -> None:
-    assert sight.look(data) == seen
+    assert sniffing.sniff(data) == seen
 
 
 def test_a_line_that_becomes_a_request_is_noticed_before_its_end_is_sent() -> None:
-    line = sight.FirstLine()
+    line = sniffing.FirstLine()
     assert all(line.feed(piece) for piece in (b"QU", b"UX / HT", b"TP/1.1"))
     assert not line.feed(b"\r\n")
-    other = sight.FirstLine()
+    other = sniffing.FirstLine()
     assert all(other.feed(piece) for piece in (b"hello", b" there\n", b"GET / HTTP/1.1\r\n"))
 
 
@@ -214,7 +214,7 @@ def test_a_line_that_becomes_a_request_is_noticed_before_its_end_is_sent() -> No
 )
 @pytest.mark.parametrize("size", [1, 7, 1000, 200_000])
 def test_no_line_is_too_long_or_too_odd_to_be_a_request(line: bytes, size: int) -> None:
-    watch = sight.FirstLine()
+    watch = sniffing.FirstLine()
     pieces = [line[at : at + size] for at in range(0, len(line), size)]
     assert all(map(watch.feed, pieces[:-1]))
     assert not watch.feed(pieces[-1])
@@ -223,14 +223,14 @@ def test_no_line_is_too_long_or_too_odd_to_be_a_request(line: bytes, size: int) 
 @pytest.mark.parametrize("line", [b"QUUX HTTP/1.1 x\n", b"\0 / HTTP/1.1\n", b"a" * 100_000 + b"\n", b"220 HTTP\n"])
 def test_other_lines_are_let_by(line: bytes) -> None:
     for size in (1, 5, 100_001):
-        watch = sight.FirstLine()
+        watch = sniffing.FirstLine()
         assert all(watch.feed(line[at : at + size]) for at in range(0, len(line), size))
         assert watch.over
 
 
 @given(st.binary(max_size=300), st.integers(1, 20))
 def test_no_bytes_break_the_watching(data: bytes, size: int) -> None:
-    for watch in (sight.FirstLine(), sight.Hellos("a.com")):
+    for watch in (sniffing.FirstLine(), sniffing.Hellos("a.com")):
         for at in range(0, len(data), size):
             watch.feed(data[at : at + size])
 
@@ -241,7 +241,7 @@ def test_a_second_hello_must_show_the_same_name(size: int, between: bytes) -> No
     """A server that wants other keys is sent another: its name may be the one that counts there."""
 
     def passes(*messages: bytes) -> bool:
-        watch, data = sight.Hellos("one.example.com"), b"".join(messages)
+        watch, data = sniffing.Hellos("one.example.com"), b"".join(messages)
         return all(watch.feed(data[at : at + size]) for at in range(0, len(data), size))
 
     first, other = hello("one.example.com"), hello("two.example.com")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidebox.config import load_settings
 from tidebox.egress import secrets, sigv4
-from tidebox.egress.rewriting import MISPLACED, Mask, Refused, Rewriter, Scanner, hidden_values
+from tidebox.egress.rewriting import MISPLACED, Mask, RequestRefused, Rewriter, Scanner, hidden_values
 from tidebox.egress.secrets import AwsKeys, Value
 from tidebox.errors import Forbidden, InvalidRequest, PolicyUnsupported
 from tidebox.model.egress import Allowlist, allowlist_of
@@ -264,7 +264,7 @@ def test_a_placeholder_for_another_host_is_refused(where: str) -> None:
         headers.append((b"x-" + placeholder, b"1"))
     elif where == "password":
         headers.append((b"authorization", b"basic " + base64.b64encode(b":" + placeholder)))
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         found.rewrite(b"/?k=" + placeholder if where == "target" else b"/", headers)
     assert refusal.value.reason == MISPLACED
 
@@ -281,7 +281,7 @@ def test_a_placeholder_for_another_host_is_refused(where: str) -> None:
 )
 def test_every_request_is_for_the_host_of_its_connection(target: bytes, host: bytes) -> None:
     found, _ = rewriter(headers=[HEADER])
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         found.rewrite(target, head(host=host))
     assert refusal.value.reason == "dns_mismatch"
     assert "value-of-the-key" not in str(refusal.value)
@@ -294,7 +294,7 @@ def test_a_host_with_a_port_is_the_same_host() -> None:
 
 def test_a_secret_that_is_gone_is_said_so() -> None:
     injection = agree({"headers": [HEADER]}, owner=True).injection
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         Rewriter(injection, {}, "api.example.com").rewrite(b"/", head())
     assert refusal.value.status == 502
 
@@ -305,7 +305,7 @@ def test_a_secret_that_the_operator_took_from_a_host_is_not_sent_there(ask: dict
     injection = agree(ask, owner=True).injection
     values = {"API_KEY": Value("value-of-the-key", hosts=("other.example.com",))}
     headers = head((b"x-key", injection.placeholders[0][0].encode() if injection.placeholders else b""))
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         Rewriter(injection, values, "api.example.com").rewrite(b"/", headers)
     assert refusal.value.reason == "secret_unknown"
 
@@ -320,7 +320,7 @@ def test_a_placeholder_is_found_however_it_is_cut(parts: list[str], data: st.Dat
         size = data.draw(st.integers(1, len(text)))
         try:
             scanner.feed(text[:size])
-        except Refused:
+        except RequestRefused:
             found = True
             break
         text = text[size:]
@@ -400,7 +400,7 @@ def test_signatures(method: str, target: str, headers: list[tuple[bytes, bytes]]
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     given_headers = [(b"host", b"example.amazonaws.com"), *headers, (b"authorization", b"old"), (b"x-amz-date", b"old")]
     done = sigv4.sign(
-        method, target, given_headers, keys, sigv4.Scope("us-east-1", "service"), empty, "20150830T123600Z"
+        method, target, given_headers, keys, sigv4.SigningScope("us-east-1", "service"), empty, "20150830T123600Z"
     )
     (authorization,) = (value.decode() for name, value in done if name == b"authorization")
     assert authorization == (
@@ -411,7 +411,7 @@ def test_signatures(method: str, target: str, headers: list[tuple[bytes, bytes]]
 
 def test_the_scope_of_a_program_s_own_signature_is_kept() -> None:
     value = b"AWS4-HMAC-SHA256 Credential=none/20260101/eu-west-1/s3/aws4_request, SignedHeaders=host, Signature=0"
-    assert sigv4.scope_in([(b"authorization", value)]) == sigv4.Scope("eu-west-1", "s3")
+    assert sigv4.scope_in([(b"authorization", value)]) == sigv4.SigningScope("eu-west-1", "s3")
     assert sigv4.scope_in([(b"authorization", b"Bearer x")]) is None
 
 

@@ -14,7 +14,7 @@ Messages (``messages``) are typed and go through one stream per box: its end is 
     process -> server   Seen (a connection or name that was allowed or denied), Pinned, Counted
     Both sides bound what they are told.
 
-Questions for names (``questions``) come to the box's own address, as datagrams to sockets of their own, as connections
+Questions for names (``dns_server``) come to the box's own address, as datagrams to sockets of their own, as connections
 to the one listener.
 
 From accept to the first byte (``connection``)
@@ -23,7 +23,7 @@ From accept to the first byte (``connection``)
     in the socket): the server name of TLS, or the first Host of HTTP, must be allowed and pinned to this address.
     Where a secret rule of the box has that name, the connection is handed over::
 
-        ServedBox.interceptor.run(handed)     # of type handing.Interceptor, made where ``Serve`` is taken
+        ServedBox.interceptor.run(intercepted)      # of type interceptor.Interceptor, made where ``Serve`` is taken
 
     All other connections are copied as they are (``relay``); where the box has placeholders, what it sends is shown to
     ``interceptor.scan()`` first.

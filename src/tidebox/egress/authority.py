@@ -17,14 +17,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tidebox.egress.keys import KeyPair
 
-# Clocks differ, and whoever copies a box's bundle elsewhere must not gain much by it.
+# Clocks differ, and a copy of a box's bundle elsewhere must not be of use for long.
 _BACK = datetime.timedelta(hours=1)
 _AHEAD = datetime.timedelta(days=7)
 _MOST_CONTEXTS = 64
 
 
 def make_authority() -> KeyPair:
-    """A new one."""
+    """Make a certificate authority: a key and its self-signed certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Tidebox sandbox")])
     now = datetime.datetime.now(datetime.UTC)
@@ -56,7 +56,7 @@ class Authority:
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     def context(self, host: str) -> ssl.SSLContext:
-        """What a program that connects to ``host`` meets; made when it is first asked for."""
+        """Return the TLS context that a program meets which connects to ``host``; made at the first call."""
         found = self._contexts.pop(host, None)
         if found is None:
             found = self._make_context(host)

@@ -78,11 +78,11 @@ class Attachment(asyncio.Protocol):
         self._send(messages.Serve.of(self._rules, self._pins, self._egress.bounds, self._authority))
 
     async def usage(self, *, close: bool = False) -> EgressUsage:
-        """What the box has had so far; with ``close``, every connection is closed first."""
+        """Return connections and bytes of the box so far; with ``close``, close every connection first."""
         if self._transport is not None and not self._transport.is_closing():
             number = next(self._numbers)
             self._asked[number] = answer = asyncio.get_running_loop().create_future()
-            self._send(messages.Ask(number, close))
+            self._send(messages.CountRequest(number, close))
             try:
                 async with asyncio.timeout(_ANSWER_SECONDS):
                     self._last = _sum(self._before, await answer)
@@ -115,7 +115,7 @@ class Attachment(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._reader.feed(data):
-                if isinstance(message, messages.Seen):
+                if isinstance(message, messages.SeenConnection):
                     self._hear(message)
                 elif isinstance(message, messages.Pinned):
                     self._pin(message)
@@ -128,10 +128,10 @@ class Attachment(asyncio.Protocol):
             assert self._transport is not None
             self._transport.abort()
 
-    # The process reads hostile bytes: what it says is bounded here too, whatever has become of it. One that was started
+    # The process reads hostile bytes: its messages are bounded here too. One that was started
     # anew begins to count anew.
 
-    def _hear(self, seen: messages.Seen) -> None:
+    def _hear(self, seen: messages.SeenConnection) -> None:
         if self._told < messages.MOST_SEEN:
             self._told += 1
             self._tell(seen.event())
@@ -166,7 +166,9 @@ def _sum(first: messages.Counted, second: messages.Counted) -> messages.Counted:
 class Egress:
     """One egress process, begun with the first box that needs it and again when it died."""
 
-    def __init__(self, start: messages.Start, bounds: messages.Bounds, secrets: Path | None = None) -> None:
+    def __init__(
+        self, start: messages.ProcessSettings, bounds: messages.BoxLimits, secrets: Path | None = None
+    ) -> None:
         """``secrets`` is a file that the process reads, and nobody else."""
         self._start = start
         self._secrets = secrets
@@ -234,8 +236,8 @@ class Egress:
         except BlockingIOError:
             return False
         except OSError as error:
-            # Without root programs share their user with us, and so what he may have on the way at one time. Else it is
-            # dead, which its descriptor tells.
+            # Without root programs share their user with us, and so the user's bound of descriptors in flight.
+            # Any other error means that it is dead, which its descriptor tells.
             return error.errno != errno.ETOOMANYREFS
         return True
 

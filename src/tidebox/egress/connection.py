@@ -8,12 +8,12 @@ import socket
 import struct
 from typing import Protocol
 
-from tidebox.egress import dns, questions, sight
+from tidebox.egress import dns, dns_server, sniffing
 from tidebox.egress.dialling import Dial
-from tidebox.egress.handing import Handed, Interceptor
+from tidebox.egress.dns_server import DnsServer
+from tidebox.egress.interceptor import InterceptedConnection, Interceptor
 from tidebox.egress.names import Names
-from tidebox.egress.questions import Questions
-from tidebox.egress.relay import Relay, Scan, Stop
+from tidebox.egress.relay import ByteRelay, ConnectionStopped, Scan
 from tidebox.model.egress import (
     DNS_MISMATCH,
     NO_MATCH,
@@ -24,7 +24,7 @@ from tidebox.model.egress import (
 )
 
 HEAD_SECONDS = 15.0
-"""How long the first bytes of a program, once there are some, may take to show a name."""
+"""Seconds that the first bytes of a program, once there are some, may take to show a name."""
 _GOODBYE_SECONDS = 2.0
 _GOODBYE_BYTES = 1 << 18
 _HTTP_PORT = 80
@@ -36,20 +36,20 @@ LIMIT = "limit"
 _address = functools.lru_cache(maxsize=4096)(parse_address)
 
 
-class Owner(Protocol):
+class ConnectionBox(Protocol):
     """The box, as a connection needs it."""
 
     names: Names
-    questions: Questions
+    questions: DnsServer
     dial: Dial
     interceptor: Interceptor | None
     """None where no secret is put into its requests."""
 
     def count(self, size: int, outbound: bool) -> float:
-        """Bytes that go by: how long to wait before the next; raises ``Stop``."""
+        """Bytes that go by: how long to wait before the next; raises ``ConnectionStopped``."""
 
     def opening(self) -> None:
-        """Take note that a connection is opened, which is more work than to pass it on."""
+        """Count an intercepted connection, which costs more than one that is passed on."""
 
     def allowed(self, host: str | None, address: Address, port: int, rule: str | None) -> None:
         """Take note."""
@@ -58,16 +58,16 @@ class Owner(Protocol):
         """Take note."""
 
 
-class Connection:
+class EgressConnection:
     """Decides about a connection, dials, and copies bytes until its end."""
 
-    def __init__(self, box: Owner, client: socket.socket) -> None:
+    def __init__(self, box: ConnectionBox, client: socket.socket) -> None:
         """``client`` is reset when it is closed, and does not wait with what it is given, as its listener has it."""
         self._box = box
         self._client = client
         self._upstream: socket.socket | None = None
-        self._relay: Relay | None = None
-        self._over: asyncio.Future[Stop | None] = asyncio.get_running_loop().create_future()
+        self._relay: ByteRelay | None = None
+        self._over: asyncio.Future[ConnectionStopped | None] = asyncio.get_running_loop().create_future()
         self._ended_well = False
         """Whether both sides have said all; else they are told that they have not."""
         self._address: Address | None = None
@@ -76,7 +76,7 @@ class Connection:
 
     @property
     def last(self) -> float | None:
-        """When a byte went by; None before there can be any."""
+        """Time of the last byte; None before there can be one."""
         return None if self._relay is None else self._relay.last
 
     def still_allowed(self) -> bool:
@@ -90,7 +90,7 @@ class Connection:
         self._box.denied(self._host, self._address, self._port, reason)
 
     async def run(self) -> None:
-        """All of it; whoever cancels it resets the connection."""
+        """Serve the connection to its end; cancelling this resets it."""
         try:
             await self._serve()
         except OSError:
@@ -110,10 +110,10 @@ class Connection:
             self._address = address = _address(meant)
         except ValueError:
             return self._box.denied(None, None, self._port, NO_MATCH)
-        if address.is_loopback and self._port == questions.PORT:
+        if address.is_loopback and self._port == dns_server.PORT:
             try:
                 await self._box.questions.converse(self._client)
-            except dns.Malformed:
+            except dns.MalformedDns:
                 return None
             return self._on_over(None)
         if address.is_loopback:
@@ -127,7 +127,7 @@ class Connection:
         except TimeoutError:
             return None
         reset_at_close(self._upstream)
-        self._relay = Relay(self._client, self._upstream, self._box.count, self._on_over)
+        self._relay = ByteRelay(self._client, self._upstream, self._box.count, self._on_over)
         # Servers that speak first are heard before anything is known of what the program says.
         self._relay.answer()
         interceptor = self._box.interceptor
@@ -154,7 +154,7 @@ class Connection:
         if stop is not None:
             self.note_denied(str(stop))
 
-    def _secret_host(self, interceptor: Interceptor, seen: sight.Sight) -> str | None:
+    def _secret_host(self, interceptor: Interceptor, seen: sniffing.Sniffed) -> str | None:
         """The name for which the connection is opened: one that stands for this very address."""
         host = normal_name(seen.name) if seen.protocol == "tls" and seen.name is not None else None
         if host is None or self._address is None or not interceptor.opens(host):
@@ -165,7 +165,7 @@ class Connection:
         assert self._address is not None
         assert self._upstream is not None
         self._box.opening()
-        handed = Handed(
+        intercepted = InterceptedConnection(
             client=self._client,
             upstream=self._upstream,
             host=host,
@@ -175,8 +175,8 @@ class Connection:
             deny=self.note_denied,
         )
         try:
-            await interceptor.run(handed)
-        except Stop as stop:
+            await interceptor.run(intercepted)
+        except ConnectionStopped as stop:
             self.note_denied(str(stop))
         else:
             self._on_over(None)
@@ -186,7 +186,7 @@ class Connection:
         self._relay.last = asyncio.get_running_loop().time()
         return self._box.count(size, outbound)
 
-    def _on_over(self, stop: Stop | None) -> None:
+    def _on_over(self, stop: ConnectionStopped | None) -> None:
         if not self._over.done():
             self._over.set_result(stop)
             self._ended_well = stop is None
@@ -207,8 +207,8 @@ class Connection:
             verdict = names.decide(address)
         return verdict
 
-    async def _look(self) -> sight.Sight | None:
-        """What the program shows with its first bytes, which stay where they are; None if it never says anything."""
+    async def _look(self) -> sniffing.Sniffed | None:
+        """Sniff the program's first bytes, which stay in the socket; None if it never sends any."""
         loop = asyncio.get_running_loop()
         known = 0
         patience: asyncio.TimerHandle | None = None
@@ -239,18 +239,18 @@ class Connection:
                     data = _peek(self._client)
                 if not data:
                     return None
-                found = sight.look(data)
-                if found is not sight.NEEDED:
-                    assert isinstance(found, sight.Sight)
+                found = sniffing.sniff(data)
+                if found is not sniffing.NEEDED:
+                    assert isinstance(found, sniffing.Sniffed)
                     return found
                 if len(data) == known and self._has_ended():
                     # That was all it says, and no name is in it.
-                    return sight.OTHER
+                    return sniffing.OTHER
                 if late or len(data) == known:
-                    return sight.hidden(data)
+                    return sniffing.hidden(data)
                 if not known:
                     # Have the kernel make room for all that may be needed: it is not taken out meanwhile.
-                    self._client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, sight.LARGEST + 1)
+                    self._client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, sniffing.LARGEST + 1)
                 known = len(data)
                 # Not woken again before there is more than this.
                 self._client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, known + 1)
@@ -296,25 +296,25 @@ class Connection:
 
 
 def _peek(sock: socket.socket) -> bytes | None:
-    """What has come and was not taken; None where that is nothing yet."""
+    """Peek at the bytes that have come; None if there are none yet."""
     try:
-        return sock.recv(sight.LARGEST, socket.MSG_PEEK)
+        return sock.recv(sniffing.LARGEST, socket.MSG_PEEK)
     except BlockingIOError:
         return None
 
 
-def _watch(seen: sight.Sight) -> Scan | None:
-    """What follows what was seen, where that may show another name."""
+def _watch(seen: sniffing.Sniffed) -> Scan | None:
+    """Return a scan of the bytes that follow the sniffed ones, where those may show another name."""
     if seen.protocol == "tls":
-        watch: sight.FirstLine | sight.Hellos = sight.Hellos(seen.name)
+        watch: sniffing.FirstLine | sniffing.Hellos = sniffing.Hellos(seen.name)
     elif seen.may_turn:
-        watch = sight.FirstLine()
+        watch = sniffing.FirstLine()
     else:
         return None
 
     def scan(data: memoryview) -> None:
         if not watch.over and not watch.feed(bytes(data)):
-            raise Stop(DNS_MISMATCH)
+            raise ConnectionStopped(DNS_MISMATCH)
 
     return scan
 
@@ -327,7 +327,7 @@ def _together(scans: list[Scan]) -> Scan | None:
     return scan if scans else None
 
 
-def _hold_against(verdict: Verdict, seen: sight.Sight) -> Verdict:
+def _hold_against(verdict: Verdict, seen: sniffing.Sniffed) -> Verdict:
     """The decision once the program has shown a name, or has hidden it."""
     if seen.contradictory and verdict.names is not None:
         return Verdict(reason=DNS_MISMATCH)
@@ -335,7 +335,7 @@ def _hold_against(verdict: Verdict, seen: sight.Sight) -> Verdict:
 
 
 def reset_at_close(sock: socket.socket, resets: bool = True) -> None:
-    """Have the other side told that not all was said, whoever closes the socket: this process may be killed."""
+    """Have the kernel send a reset when the socket is closed, also when it does so because this process was killed."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER[resets])
     except OSError:

@@ -36,13 +36,13 @@ _POINTER = 0xC0
 _ADDRESS_BYTES = {A: 4, AAAA: 16}
 
 
-class Malformed(Exception):
+class MalformedDns(Exception):
     """Not a message that can be answered or believed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What a program of a box asks for."""
+class DnsQuestion:
+    """A DNS question of a program in a box."""
 
     number: int
     name: str
@@ -51,14 +51,14 @@ class Question:
     section: bytes
     """The question as it came: an answer repeats it."""
     room: int = _LEAST_ROOM
-    """How large a datagram its asker takes."""
+    """Bytes of the largest datagram that the program takes."""
     problem: int = NO_ERROR
-    """Why it is not answered, whatever the name."""
+    """Response code of a question that is not answered by any name; ``NO_ERROR`` for others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a resolver said."""
+class DnsAnswer:
+    """A DNS answer of a resolver."""
 
     code: int
     addresses: tuple[Address, ...]
@@ -66,36 +66,38 @@ class Answer:
     """Whether there is more than what fitted."""
 
 
-def parse_question(data: bytes) -> Question:
-    """A question of one name; Malformed for what deserves no answer at all."""
+def parse_question(data: bytes) -> DnsQuestion:
+    """Parse a question for one name; raises ``MalformedDns`` for what deserves no answer at all."""
     if not _HEADER.size < len(data) <= LARGEST_QUESTION:
-        raise Malformed
+        raise MalformedDns
     number, flags, questions, answers, authorities, _ = _HEADER.unpack_from(data)
     if flags & _RESPONSE:
-        raise Malformed
+        raise MalformedDns
     if flags & _OPCODE:
-        return Question(number, "", 0, b"", problem=NOT_IMPLEMENTED)
+        return DnsQuestion(number, "", 0, b"", problem=NOT_IMPLEMENTED)
     if questions != 1:
-        return Question(number, "", 0, b"", problem=FORMAT_ERROR)
+        return DnsQuestion(number, "", 0, b"", problem=FORMAT_ERROR)
     name, end = _read_name(data, _HEADER.size, compressed=False)
     if end + _TAIL.size > len(data):
-        raise Malformed
+        raise MalformedDns
     kind, network = _TAIL.unpack_from(data, end)
     end += _TAIL.size
     section = data[_HEADER.size : end]
     room = _room(data[end:]) if not answers and not authorities else _LEAST_ROOM
-    return Question(number, name, kind, section, room, NO_ERROR if network == _INTERNET else REFUSED)
+    return DnsQuestion(number, name, kind, section, room, NO_ERROR if network == _INTERNET else REFUSED)
 
 
 def _room(additional: bytes) -> int:
-    """What a question says of its asker behind itself: the first of these records, if it does (RFC 6891)."""
+    """Return the datagram size in the first additional record of a question, if there is one (EDNS, RFC 6891)."""
     if len(additional) <= _RECORD.size or additional[0]:
         return _LEAST_ROOM
     kind, size, _, _ = _RECORD.unpack_from(additional, 1)
     return max(size, _LEAST_ROOM) if kind == _OPT else _LEAST_ROOM
 
 
-def make_answer(question: Question, code: int, addresses: Sequence[Address] = (), room: int = LARGEST_MESSAGE) -> bytes:
+def make_answer(
+    question: DnsQuestion, code: int, addresses: Sequence[Address] = (), room: int = LARGEST_MESSAGE
+) -> bytes:
     """The answer to a question: these addresses, of the family that it asks for, or why there are none.
 
     Where not all fit into ``room`` it has those that do, and says so.
@@ -116,32 +118,32 @@ def make_answer(question: Question, code: int, addresses: Sequence[Address] = ()
 
 
 def make_question(number: int, name: str, kind: int) -> bytes:
-    """What a resolver is asked; ``name`` is in its normal form."""
+    """Encode a question for a resolver; ``name`` is in its normal form."""
     labels = b"".join(bytes([len(label)]) + label for label in name.encode("ascii").split(b"."))
     extension = b"\0" + _RECORD.pack(_OPT, _ACCEPTED_BYTES, 0, 0)
     return _HEADER.pack(number, _RECURSION, 1, 0, 0, 1) + labels + b"\0" + _TAIL.pack(kind, _INTERNET) + extension
 
 
-def parse_answer(data: bytes, number: int, name: str, kind: int) -> Answer:
-    """What a resolver answers to that question; Malformed for anything else."""
+def parse_answer(data: bytes, number: int, name: str, kind: int) -> DnsAnswer:
+    """Parse a resolver's answer to that question; raises ``MalformedDns`` for anything else."""
     if len(data) < _HEADER.size:
-        raise Malformed
+        raise MalformedDns
     found, flags, questions, records, _, _ = _HEADER.unpack_from(data)
     if found != number or not flags & _RESPONSE or flags & _OPCODE or questions != 1:
-        raise Malformed
+        raise MalformedDns
     asked, end = _read_name(data, _HEADER.size, compressed=True)
     if asked.lower() != name or data[end : end + _TAIL.size] != _TAIL.pack(kind, _INTERNET):
-        raise Malformed
+        raise MalformedDns
     code = flags & 0xF
     if code:
-        return Answer(code, ())
+        return DnsAnswer(code, ())
     truncated = bool(flags & _TRUNCATED)
     aliases, addresses = _read_records(data, end + _TAIL.size, records, kind, truncated=truncated)
     names = [name]
     while names[-1] in aliases and len(names) < _LONGEST_CHAIN:
         names.append(aliases[names[-1]])
     meant = [address for owner, address in addresses if owner in names]
-    return Answer(NO_ERROR, tuple(dict.fromkeys(meant))[:MOST_ADDRESSES], truncated)
+    return DnsAnswer(NO_ERROR, tuple(dict.fromkeys(meant))[:MOST_ADDRESSES], truncated)
 
 
 def _read_records(
@@ -154,17 +156,17 @@ def _read_records(
         for _ in range(min(count, _MOST_RECORDS)):
             owner, start = _read_name(data, start, compressed=True)
             if start + _RECORD.size > len(data):
-                raise Malformed
+                raise MalformedDns
             found, network, _, length = _RECORD.unpack_from(data, start)
             start += _RECORD.size
             if start + length > len(data):
-                raise Malformed
+                raise MalformedDns
             if network == _INTERNET and found == CNAME:
                 aliases[owner.lower()] = _read_name(data, start, compressed=True)[0].lower()
             elif network == _INTERNET and found == kind and length == _ADDRESS_BYTES[kind]:
                 addresses.append((owner.lower(), ipaddress.ip_address(data[start : start + length])))
             start += length
-    except Malformed:
+    except MalformedDns:
         if not truncated:
             raise
     return aliases, addresses
@@ -176,19 +178,19 @@ def _read_name(data: bytes, start: int, *, compressed: bool) -> tuple[str, int]:
     place, end, lowest = start, 0, start
     while True:
         if place >= len(data) or len(labels) > _MOST_LABELS:
-            raise Malformed
+            raise MalformedDns
         length = data[place]
         if length & _POINTER == _POINTER:
             if not compressed or place + 1 >= len(data):
-                raise Malformed
+                raise MalformedDns
             end = end or place + 2
             place = (length & ~_POINTER) << 8 | data[place + 1]
             if place >= lowest:
-                raise Malformed
+                raise MalformedDns
             lowest = place
             continue
         if length & _POINTER or place + 1 + length > len(data):
-            raise Malformed
+            raise MalformedDns
         place += 1
         if not length:
             return ".".join(labels), end or place

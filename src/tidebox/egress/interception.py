@@ -24,11 +24,11 @@ import h11
 
 from tidebox.egress import sigv4
 from tidebox.egress.authority import Authority
-from tidebox.egress.handing import Handed
+from tidebox.egress.interceptor import InterceptedConnection
 from tidebox.egress.keys import KeyPair
-from tidebox.egress.pace import Room
-from tidebox.egress.relay import Scan, Stop
-from tidebox.egress.rewriting import MALFORMED, Mask, Refused, Rewriter, Rewritten, Scanner, hidden_values
+from tidebox.egress.rate_limits import ByteBudget
+from tidebox.egress.relay import ConnectionStopped, Scan
+from tidebox.egress.rewriting import MALFORMED, Mask, RequestRefused, Rewriter, Rewritten, Scanner, hidden_values
 from tidebox.egress.secrets import Value, read
 from tidebox.egress.tls import TlsStream, upstream_context
 from tidebox.errors import InvalidRequest
@@ -49,14 +49,14 @@ _Event = h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
 
 
 @dataclass(frozen=True, slots=True)
-class Interceptor:
-    """What one box's connections are opened with."""
+class TlsInterceptor:
+    """Opens the TLS connections of one box and puts secrets into their requests."""
 
     injection: Injection
     values: Mapping[str, Value]
     authority: Authority
     upstream: ssl.SSLContext
-    room: Room
+    room: ByteBudget
     """For bodies that are to be signed."""
 
     def opens(self, host: str) -> bool:
@@ -64,7 +64,7 @@ class Interceptor:
         return self.injection.opened(host)
 
     def scan(self) -> Scan | None:
-        """What looks through the bytes of connections that are not opened; None where there is nothing to find."""
+        """Return a scan of the bytes of connections that are not opened; None if there is nothing to find."""
         if not self.injection.placeholders:
             return None
         scanner = Scanner(placeholder for placeholder, _ in self.injection.placeholders)
@@ -72,33 +72,35 @@ class Interceptor:
         def scan(data: memoryview) -> None:
             try:
                 scanner.feed(data)
-            except Refused as refusal:
-                raise Stop(refusal.reason) from None
+            except RequestRefused as refusal:
+                raise ConnectionStopped(refusal.reason) from None
 
         return scan
 
-    async def run(self, handed: Handed) -> None:
-        """Serve one connection until its end. Raises ``relay.Stop`` at a limit, and nothing that tells a secret."""
+    async def run(self, intercepted: InterceptedConnection) -> None:
+        """Serve one connection until its end; raises ``ConnectionStopped`` at a limit, nothing that tells a secret."""
         try:
-            await _Conversation(self, handed).hold()
+            await _Conversation(self, intercepted).hold()
         except (OSError, ssl.SSLError, h11.ProtocolError, TimeoutError):
             pass  # one of the two is gone, or says what no one can read
 
 
 @dataclass(frozen=True, slots=True)
-class Opener:
-    """What all boxes have in common: the secrets, and how servers are verified."""
+class InterceptorFactory:
+    """Makes the interceptors of boxes: the secrets, and how servers are verified, are the same for all."""
 
     values: Mapping[str, Value]
     upstream: ssl.SSLContext
-    room: Room = field(default_factory=lambda: Room(_MOST_SIGNED_IN_ALL))
+    room: ByteBudget = field(default_factory=lambda: ByteBudget(_MOST_SIGNED_IN_ALL))
 
-    def interceptor(self, injection: Injection, authority: KeyPair) -> Interceptor:
-        """That of one box."""
-        return Interceptor(injection, self.values, Authority(authority), self.upstream, Room(_MOST_SIGNED, self.room))
+    def interceptor(self, injection: Injection, authority: KeyPair) -> TlsInterceptor:
+        """Make the interceptor of one box."""
+        return TlsInterceptor(
+            injection, self.values, Authority(authority), self.upstream, ByteBudget(_MOST_SIGNED, self.room)
+        )
 
 
-def open_with(secrets: Sequence[int], ca_file: str | None) -> Opener:
+def open_with(secrets: Sequence[int], ca_file: str | None) -> InterceptorFactory:
     """Read the secrets; where they cannot be read there are none, and requests that need one are refused."""
     values: dict[str, Value] = {}
     try:
@@ -106,24 +108,24 @@ def open_with(secrets: Sequence[int], ca_file: str | None) -> Opener:
             values |= read(descriptor)
     except InvalidRequest as error:
         sys.stderr.write(f"no secrets are put into requests: {error.message}\n")
-    return Opener(values, upstream_context(Path(ca_file) if ca_file is not None else None))
+    return InterceptorFactory(values, upstream_context(Path(ca_file) if ca_file is not None else None))
 
 
 class _Conversation:
     """A program and a server, and the requests between them."""
 
-    def __init__(self, interceptor: Interceptor, handed: Handed) -> None:
-        self._handed = handed
+    def __init__(self, interceptor: TlsInterceptor, intercepted: InterceptedConnection) -> None:
+        self._intercepted = intercepted
         self._room, self._taken = interceptor.room, 0
-        self._rewriter = Rewriter(interceptor.injection, interceptor.values, handed.host)
+        self._rewriter = Rewriter(interceptor.injection, interceptor.values, intercepted.host)
         self._mask = Mask(hidden_values(interceptor.injection, interceptor.values))
         self._client = TlsStream(
-            handed.client,
-            interceptor.authority.context(handed.host),
+            intercepted.client,
+            interceptor.authority.context(intercepted.host),
             # What the box sends is what is received here.
-            passed=lambda size, received: handed.count(size, received),
+            passed=lambda size, received: intercepted.count(size, received),
         )
-        self._server = TlsStream(handed.upstream, interceptor.upstream, server_hostname=handed.host)
+        self._server = TlsStream(intercepted.upstream, interceptor.upstream, server_hostname=intercepted.host)
         self._inner = h11.Connection(h11.SERVER, max_incomplete_event_size=_LARGEST_HEAD)
         self._outer = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LARGEST_HEAD)
 
@@ -140,8 +142,8 @@ class _Conversation:
                     raise problem
                 if not await self._exchange(request):
                     break
-        except Refused as refusal:
-            self._handed.deny(refusal.reason)
+        except RequestRefused as refusal:
+            self._intercepted.deny(refusal.reason)
             await self._refuse(refusal)
         await self._server.close()
         await self._client.close()
@@ -149,36 +151,36 @@ class _Conversation:
 
     async def _linger(self) -> None:
         """Take what the program still says: else the kernel resets the connection before it has read the answer."""
-        client, left = self._handed.client, _GOODBYE_BYTES
+        client, left = self._intercepted.client, _GOODBYE_BYTES
         client.shutdown(socket.SHUT_WR)
         async with asyncio.timeout(_GOODBYE_SECONDS):
             while left > 0 and (data := await asyncio.get_running_loop().sock_recv(client, 1 << 16)):
                 left -= len(data)
 
-    async def _meet_server(self) -> Refused | None:
+    async def _meet_server(self) -> RequestRefused | None:
         """Shake hands with the server; why nothing may be said to it, if so."""
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
                 await self._server.handshake()
         except ssl.SSLCertVerificationError as error:
-            return Refused(
-                502, UNVERIFIED, f"the certificate of {self._handed.host} is not valid: {error.verify_message}"
+            return RequestRefused(
+                502, UNVERIFIED, f"the certificate of {self._intercepted.host} is not valid: {error.verify_message}"
             )
         except (OSError, TimeoutError):
-            return Refused(502, "unreachable", f"{self._handed.host} does not speak TLS")
+            return RequestRefused(502, "unreachable", f"{self._intercepted.host} does not speak TLS")
         return None
 
     async def _exchange(self, request: h11.Request) -> bool:
         """One request and its response; whether there can be another."""
         if request.http_version not in (b"1.0", b"1.1"):
-            raise Refused(505, MALFORMED, "HTTP/1.1 is spoken here")
+            raise RequestRefused(505, MALFORMED, "HTTP/1.1 is spoken here")
         rewritten = self._rewriter.rewrite(
             request.target, [(bytes(name), bytes(value)) for name, value in request.headers]
         )
         self._mask.hide(rewritten.packed)
         headers, body = rewritten.headers, None
         if not any(name == b"host" for name, _ in headers):
-            headers = [(b"host", self._handed.host.encode()), *headers]
+            headers = [(b"host", self._intercepted.host.encode()), *headers]
         try:
             if rewritten.signing is not None:
                 headers, body = await self._signed(request.method, rewritten, headers)
@@ -222,7 +224,9 @@ class _Conversation:
         found = sigv4.scope_in(headers)
         region, service = rule.region or (found and found.region), rule.service or (found and found.service)
         if not region or not service:
-            raise Refused(400, "unsigned", "give region and service in the rule, or sign the request with any keys")
+            raise RequestRefused(
+                400, "unsigned", "give region and service in the rule, or sign the request with any keys"
+            )
         body = None
         given = next((value.decode("latin-1") for name, value in headers if name == sigv4.CONTENT_HASH), None)
         if (
@@ -230,7 +234,7 @@ class _Conversation:
         ) or given == "STREAMING-UNSIGNED-PAYLOAD-TRAILER":
             content_hash = given
         elif given is not None:
-            raise Refused(400, "unsigned", "a body that is signed in pieces cannot be signed anew")
+            raise RequestRefused(400, "unsigned", "a body that is signed in pieces cannot be signed anew")
         elif service == "s3":
             content_hash = sigv4.UNSIGNED
             headers = [*headers, (sigv4.CONTENT_HASH, content_hash.encode())]
@@ -241,7 +245,7 @@ class _Conversation:
                 headers = [item for item in headers if item[0] != b"transfer-encoding"]
                 headers.append((b"content-length", b"%d" % len(body)))
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        scope = sigv4.Scope(region, service)
+        scope = sigv4.SigningScope(region, service)
         target = rewritten.target.decode("latin-1")
         return sigv4.sign(method.decode(), target, headers, keys, scope, content_hash, stamp), body
 
@@ -253,9 +257,9 @@ class _Conversation:
         while isinstance(event := await self._next_inner(), h11.Data):
             body += event.data
             if len(body) > _LARGEST_SIGNED:
-                raise Refused(413, "limit", f"a body of more than {_LARGEST_SIGNED} bytes cannot be signed")
+                raise RequestRefused(413, "limit", f"a body of more than {_LARGEST_SIGNED} bytes cannot be signed")
             if not self._room.take(len(event.data)):
-                raise Refused(503, "limit", "too many bodies wait to be signed")
+                raise RequestRefused(503, "limit", "too many bodies wait to be signed")
             self._taken += len(event.data)
         if not isinstance(event, h11.EndOfMessage):
             raise ConnectionResetError
@@ -320,7 +324,7 @@ class _Conversation:
         return event
 
     async def _read_answer(self, release: Callable[[], Awaitable[None]]) -> bytes:
-        """The server's next bytes; what is held back meanwhile goes on after a moment, whatever it is."""
+        """Return the server's next bytes; bytes held back meanwhile go on after a moment."""
         if not self._mask.holds:
             return await self._server.read()
         reading = asyncio.ensure_future(self._server.read())
@@ -359,7 +363,7 @@ class _Conversation:
         for task in done:
             task.result()
 
-    async def _refuse(self, refusal: Refused) -> None:
+    async def _refuse(self, refusal: RequestRefused) -> None:
         """Tell the program why, if it has not been told anything else."""
         if self._inner.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return

@@ -1,4 +1,4 @@
-"""What the server and the egress process tell each other: typed, and one stream of them for each box."""
+"""Messages between the server and the egress process: typed, and one stream of them for each box."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SIZE = Layout(">I")
 MOST_BYTES = 4 << 20
 """Of one message: three lists of 1,000 of the longest names are less."""
 MOST_SEEN = 1000
-"""How many connections and names of a box are told of singly."""
+"""Connections and names of a box that are reported one by one; later ones are only counted."""
 MOST_PINNED = 2000
 """Names that a box may have had resolved: more than a list has rules, for wildcards."""
 MOST_PINNED_ADDRESSES = 8192
-"""That these names may stand for together: whoever answers for a domain may give each name dozens."""
+"""Addresses of all pinned names of a box together: a domain's server may give each name dozens."""
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
 _Address = Annotated[str, msgspec.Meta(max_length=45)]
 
@@ -45,7 +45,7 @@ class Rules(msgspec.Struct, frozen=True):
         return make_allowlist(self.hosts, self.cidrs, self.ips)
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class BoxLimits(msgspec.Struct, frozen=True):
     """The most that one box may have."""
 
     connections: int = 256
@@ -56,11 +56,11 @@ class Bounds(msgspec.Struct, frozen=True):
     """Bytes in a second, sent and received together; 0 for as many as there can be."""
 
 
-class Start(msgspec.Struct, frozen=True):
-    """What the process is told first, and once."""
+class ProcessSettings(msgspec.Struct, frozen=True):
+    """Settings of the egress process: the first message, sent once."""
 
     resolver: str | None = None
-    """Where names are asked for, as ``address:port``; None for where the machine asks."""
+    """The DNS resolver, as ``address:port``; None for the machine's own."""
     connections: int = 8192
     """Of all boxes together."""
     proxy: str | None = None
@@ -80,14 +80,14 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     former: Rules | None = None
     pins: dict[str, tuple[str, ...]] = {}
     """Names that were resolved for this box before: by a process that died."""
-    bounds: Bounds = Bounds()
+    bounds: BoxLimits = BoxLimits()
     injection: Injection = NO_INJECTION
     authority: KeyPair | None = None
     """By which connections of the box are opened."""
 
     @classmethod
     def of(
-        cls, rules: BoxEgress, pins: dict[str, tuple[str, ...]], bounds: Bounds, authority: KeyPair | None = None
+        cls, rules: BoxEgress, pins: dict[str, tuple[str, ...]], bounds: BoxLimits, authority: KeyPair | None = None
     ) -> Serve:
         """As it is sent."""
         policy = rules.policy
@@ -100,15 +100,15 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
         return EgressPolicy(tuple(rules.allowlist() for rules in self.lists), former)
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """What was counted so far."""
+class CountRequest(msgspec.Struct, frozen=True, tag="ask"):
+    """Ask for the counts of a box so far."""
 
     number: int
     close: bool
     """Close every connection first."""
 
 
-class Seen(msgspec.Struct, frozen=True, tag="seen"):
+class SeenConnection(msgspec.Struct, frozen=True, tag="seen"):
     """A connection, or a name that was asked for: the first of its kind."""
 
     allowed: bool
@@ -131,14 +131,14 @@ class Seen(msgspec.Struct, frozen=True, tag="seen"):
 
 
 class Pinned(msgspec.Struct, frozen=True, tag="pinned"):
-    """What a name stands for in this box from now on."""
+    """A name was resolved; it stands for these addresses in this box from now on."""
 
     name: _Name
     addresses: Annotated[tuple[_Address, ...], msgspec.Meta(max_length=2 * MOST_ADDRESSES)]
 
 
 class Counted(msgspec.Struct, frozen=True, tag="counted"):
-    """The answer to ``Ask``."""
+    """The answer to ``CountRequest``."""
 
     number: int
     connections: int
@@ -146,14 +146,14 @@ class Counted(msgspec.Struct, frozen=True, tag="counted"):
     sent: int
     received: int
     untold: int
-    """How many were allowed or denied after the last that was told of singly."""
+    """Connections and names that were allowed or denied after the last that was reported by itself."""
 
 
-ToProcess = Serve | Ask
-ToServer = Seen | Pinned | Counted
+ToProcess = Serve | CountRequest
+ToServer = SeenConnection | Pinned | Counted
 Message = TypeVar("Message")
 
-start_decoder = msgspec.msgpack.Decoder(Start)
+start_decoder = msgspec.msgpack.Decoder(ProcessSettings)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -163,7 +163,7 @@ def encode(message: msgspec.Struct) -> bytes:
     return _SIZE.pack(len(data)) + data
 
 
-def pack(start: Start) -> bytes:
+def pack(start: ProcessSettings) -> bytes:
     """The first message, which is a datagram."""
     return _encoder.encode(start)
 
@@ -172,7 +172,7 @@ class Broken(Exception):
     """The other side sent what is no message."""
 
 
-class Reader(msgspec.Struct):
+class MessageReader(msgspec.Struct):
     """Cuts the bytes of a stream into messages."""
 
     decoder: msgspec.msgpack.Decoder[ToProcess] | msgspec.msgpack.Decoder[ToServer]
@@ -196,11 +196,11 @@ class Reader(msgspec.Struct):
                 raise Broken(str(error)) from None
 
 
-def process_reader() -> Reader:
+def process_reader() -> MessageReader:
     """Of the egress process."""
-    return Reader(msgspec.msgpack.Decoder(ToProcess))
+    return MessageReader(msgspec.msgpack.Decoder(ToProcess))
 
 
-def server_reader() -> Reader:
+def server_reader() -> MessageReader:
     """Of the server."""
-    return Reader(msgspec.msgpack.Decoder(ToServer))
+    return MessageReader(msgspec.msgpack.Decoder(ToServer))

@@ -18,12 +18,12 @@ _SETTLE_SECONDS = 3.0
 class Asks(Protocol):
     """Asks outside."""
 
-    async def addresses(self, name: str) -> dns.Answer:
-        """What a name stands for."""
+    async def addresses(self, name: str) -> dns.DnsAnswer:
+        """Resolve a name."""
 
 
 class Names:
-    """What names stand for in one box."""
+    """The pinned names of one box, and the decisions that follow from them."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Names:
         self._addresses: dict[str, tuple[Address, ...]] = {}
         self._names: dict[Address, list[str]] = {}
         self._verdicts: dict[Address, Verdict] = {}
-        self._asking: dict[str, asyncio.Task[dns.Answer]] = {}
+        self._asking: dict[str, asyncio.Task[dns.DnsAnswer]] = {}
         self._asked = self._pinned = 0
         self._turn = asyncio.Semaphore(MOST_AT_ONCE)
         for name, found in pins.items():
@@ -58,7 +58,7 @@ class Names:
         return self._names.get(address, [])
 
     def decide(self, address: Address) -> Verdict:
-        """Whether a connection may be made, by what names stand for.
+        """Return the egress decision for an address, by the rules and the names pinned to it.
 
         Kept: a box may have thousands of names for one address, and connects a thousand times in a second.
         """
@@ -74,37 +74,37 @@ class Names:
         if self._asking:
             await asyncio.wait(list(self._asking.values()), timeout=_SETTLE_SECONDS)
 
-    async def look_up(self, text: str) -> dns.Answer:
-        """What a program is told of a name; refused where the box may not have it."""
+    async def look_up(self, text: str) -> dns.DnsAnswer:
+        """Answer a program's DNS question; ``REFUSED`` where the policy does not allow the name."""
         name = normal_name(text)
         if name is None:
-            return dns.Answer(dns.REFUSED, ())
+            return dns.DnsAnswer(dns.REFUSED, ())
         if name not in self._addresses:
             task = self._asking.get(name)
             if task is None:
                 if not self._policy.may_ask(name) or self._has_enough():
-                    return dns.Answer(dns.REFUSED, ())
+                    return dns.DnsAnswer(dns.REFUSED, ())
                 task = self._ask(name)
             answer = await asyncio.shield(task)
             if answer.code not in (dns.NO_ERROR, dns.NO_SUCH_NAME):
                 return answer
         found = self._addresses[name]
-        # An address that the box may not connect to, whatever its name, is of no use to a program.
+        # An address that the policy denies by itself is of no use to a program.
         allowed = tuple(address for address in found if self._policy.decide(address, [name]).allowed)
         if found and not allowed:
-            return dns.Answer(dns.REFUSED, found)
-        return dns.Answer(dns.NO_ERROR if found else dns.NO_SUCH_NAME, allowed)
+            return dns.DnsAnswer(dns.REFUSED, found)
+        return dns.DnsAnswer(dns.NO_ERROR if found else dns.NO_SUCH_NAME, allowed)
 
     def _has_enough(self) -> bool:
         return self._asked >= MOST_PINNED or self._pinned >= MOST_PINNED_ADDRESSES
 
-    def _ask(self, name: str) -> asyncio.Task[dns.Answer]:
+    def _ask(self, name: str) -> asyncio.Task[dns.DnsAnswer]:
         if name not in self._asking:
             self._asked += 1
             self._asking[name] = asyncio.get_running_loop().create_task(self._resolve(name))
         return self._asking[name]
 
-    async def _resolve(self, name: str) -> dns.Answer:
+    async def _resolve(self, name: str) -> dns.DnsAnswer:
         try:
             async with self._turn:
                 answer = await self._resolver.addresses(name)

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidebox.egress import messages
-from tidebox.egress.boxes import ServedBox
 from tidebox.egress.dialling import dial, through
-from tidebox.egress.handing import Interceptor
+from tidebox.egress.interceptor import Interceptor
 from tidebox.egress.resolver import Resolver
+from tidebox.egress.served_box import ServedBox
 
 if TYPE_CHECKING:
-    from tidebox.egress.interception import Opener
+    from tidebox.egress.interception import InterceptorFactory
 
 MOST_DESCRIPTORS = 4
 """With a box: the stream by which the server tells of it, its listener, and the sockets for its questions."""
@@ -46,10 +46,12 @@ def give_up_power() -> None:
             raise OSError(ctypes.get_errno(), "prctl")
 
 
-class Process:
+class EgressProcess:
     """Takes boxes from the server, until that is gone."""
 
-    def __init__(self, control: socket.socket, start: messages.Start, opener: Opener | None) -> None:
+    def __init__(
+        self, control: socket.socket, start: messages.ProcessSettings, opener: InterceptorFactory | None
+    ) -> None:
         """``opener`` is None where no secret is put into any request."""
         self._control = control
         self._opener = opener
@@ -113,8 +115,8 @@ class Process:
         self._loop.call_later(self._idle / _LOOKS, self._end_idle)
 
 
-def _opener(secrets: Sequence[int], ca_file: str | None) -> Opener:
-    """What puts secrets into requests, with all it takes loaded and read while that can be."""
+def _opener(secrets: Sequence[int], ca_file: str | None) -> InterceptorFactory:
+    """Make the factory of interceptors: files are read and libraries loaded while this process still may."""
     from tidebox.egress.interception import open_with
 
     try:
@@ -125,7 +127,7 @@ def _opener(secrets: Sequence[int], ca_file: str | None) -> Opener:
 
 
 def main(descriptor: int) -> None:
-    """Run on the inherited socket ``descriptor``; whoever started this sends the settings first."""
+    """Run on the inherited socket ``descriptor``; the server sends the settings first."""
     # Loaded while everything can be read: by itself, it would be when the first name outside ASCII comes.
     import encodings.idna  # noqa: F401
 
@@ -143,6 +145,6 @@ def main(descriptor: int) -> None:
     control.setblocking(False)
 
     async def serve() -> None:
-        await Process(control, start, opener).run()
+        await EgressProcess(control, start, opener).run()
 
     uvloop.run(serve())

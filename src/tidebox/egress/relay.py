@@ -18,12 +18,12 @@ _view = memoryview(_buffer)
 _held = 0
 
 Count = Callable[[int, bool], float]
-"""Told how many bytes go by, and whether the box sent them; how long to wait before the next, or raises ``Stop``."""
+"""Counts bytes, and whether the box sent them; returns the seconds to wait, or raises ``ConnectionStopped``."""
 Scan = Callable[[memoryview], None]
-"""Shown what a box sends; raises ``Stop``."""
+"""Shown what a box sends; raises ``ConnectionStopped``."""
 
 
-class Stop(Exception):
+class ConnectionStopped(Exception):
     """The connection must not go on."""
 
 
@@ -42,11 +42,15 @@ class _Way:
         self.resume: asyncio.TimerHandle | None = None
 
 
-class Relay:
+class ByteRelay:
     """One connection of a box, and the one that was dialled for it."""
 
     def __init__(
-        self, client: socket.socket, upstream: socket.socket, count: Count, on_over: Callable[[Stop | None], None]
+        self,
+        client: socket.socket,
+        upstream: socket.socket,
+        count: Count,
+        on_over: Callable[[ConnectionStopped | None], None],
     ) -> None:
         """``on_over`` is called once, when no byte will go by any more; the sockets are the caller's to close."""
         self._loop = asyncio.get_running_loop()
@@ -81,7 +85,7 @@ class Relay:
             if way.resume is not None:
                 way.resume.cancel()
 
-    def _end(self, stop: Stop | None) -> None:
+    def _end(self, stop: ConnectionStopped | None) -> None:
         if not self._over:
             self.close()
             self._on_over(stop)
@@ -107,7 +111,7 @@ class Relay:
             if way.outbound and self._scan is not None:
                 self._scan(data)
             pause = self._count(size, way.outbound)
-        except Stop as stop:
+        except ConnectionStopped as stop:
             return self._end(stop)
         try:
             sent = way.target.send(data)
@@ -155,5 +159,5 @@ class Relay:
 
 
 def held() -> int:
-    """How many bytes wait to be sent on."""
+    """Return the bytes that all relays hold, waiting to be sent on."""
     return _held

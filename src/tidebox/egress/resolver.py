@@ -1,4 +1,4 @@
-"""Asks outside what a name stands for: of the resolver that the operator names, or of the machine's own."""
+"""Resolves names outside: by the resolver that the operator names, or the machine's own."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CONFIGURATION = Path("/etc/resolv.conf")
 _MOST_SERVERS = 3
 _PORT = 53
 TRY_SECONDS = 1.0
-"""How long one server may take to answer before the next is asked."""
+"""Seconds that one server may take to answer before the next is asked."""
 SECONDS = 2.5
-"""How long a name may take altogether."""
+"""Seconds that a name may take altogether."""
 _TRIES = 2
 # Each is a socket. A box has a bound of its own, far below this.
 _MOST_AT_ONCE = 1024
@@ -73,10 +73,10 @@ def has_ipv6() -> bool:
 
 
 class _Exchange(asyncio.DatagramProtocol):
-    """One question and its answer, over a socket of its own: whoever wants to forge one has to guess its port too."""
+    """One question and its answer, over a socket of its own: a forged answer has to guess its port too."""
 
     def __init__(self, name: str, kind: int) -> None:
-        self.answer: asyncio.Future[dns.Answer] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[dns.DnsAnswer] = asyncio.get_running_loop().create_future()
         self._name, self._kind = name, kind
         self._number = secrets.randbelow(1 << 16)
 
@@ -88,12 +88,12 @@ class _Exchange(asyncio.DatagramProtocol):
             return
         try:
             self.answer.set_result(dns.parse_answer(data, self._number, self._name, self._kind))
-        except dns.Malformed:
+        except dns.MalformedDns:
             pass  # the right one may still come
 
     def error_received(self, exc: Exception) -> None:
         if not self.answer.done():
-            self.answer.set_result(dns.Answer(dns.SERVER_FAILURE, ()))
+            self.answer.set_result(dns.DnsAnswer(dns.SERVER_FAILURE, ()))
 
 
 class Resolver:
@@ -106,19 +106,19 @@ class Resolver:
     def _servers(self) -> Sequence[Server]:
         return self._configured or machine_servers()
 
-    async def addresses(self, name: str) -> dns.Answer:
-        """What a name in its normal form stands for, in either family; a failure where nobody said in time."""
+    async def addresses(self, name: str) -> dns.DnsAnswer:
+        """Resolve a name in its normal form, in both families; ``SERVER_FAILURE`` if nobody answered in time."""
         kinds = [dns.A, dns.AAAA] if has_ipv6() else [dns.A]
         try:
             async with asyncio.timeout(SECONDS):
                 answers = await asyncio.gather(*(self._ask(name, kind) for kind in kinds))
         except TimeoutError:
-            return dns.Answer(dns.SERVER_FAILURE, ())
+            return dns.DnsAnswer(dns.SERVER_FAILURE, ())
         found = tuple(address for answer in answers for address in answer.addresses)
-        return dns.Answer(dns.NO_ERROR if found else answers[0].code, found)
+        return dns.DnsAnswer(dns.NO_ERROR if found else answers[0].code, found)
 
-    async def _ask(self, name: str, kind: int) -> dns.Answer:
-        answer = dns.Answer(dns.SERVER_FAILURE, ())
+    async def _ask(self, name: str, kind: int) -> dns.DnsAnswer:
+        answer = dns.DnsAnswer(dns.SERVER_FAILURE, ())
         async with self._at_once:
             for server in list(self._servers()) * _TRIES:
                 try:
@@ -127,14 +127,14 @@ class Resolver:
                 except (TimeoutError, OSError):
                     continue
                 if answer.truncated:
-                    with contextlib.suppress(TimeoutError, OSError, EOFError, dns.Malformed):
+                    with contextlib.suppress(TimeoutError, OSError, EOFError, dns.MalformedDns):
                         async with asyncio.timeout(TRY_SECONDS):
                             answer = await _exchange_by_stream(server, name, kind)
                 if answer.code in (dns.NO_ERROR, dns.NO_SUCH_NAME):
                     break
         return answer
 
-    async def _exchange(self, server: Server, name: str, kind: int) -> dns.Answer:
+    async def _exchange(self, server: Server, name: str, kind: int) -> dns.DnsAnswer:
         loop = asyncio.get_running_loop()
         transport, exchange = await loop.create_datagram_endpoint(lambda: _Exchange(name, kind), remote_addr=server)
         try:
@@ -143,7 +143,7 @@ class Resolver:
             transport.close()
 
 
-async def _exchange_by_stream(server: Server, name: str, kind: int) -> dns.Answer:
+async def _exchange_by_stream(server: Server, name: str, kind: int) -> dns.DnsAnswer:
     """The same over a connection, by which all of a large answer comes."""
     number = secrets.randbelow(1 << 16)
     question = dns.make_question(number, name, kind)

@@ -1,4 +1,4 @@
-"""What is done to one request on its way out: secrets are put in, or it is refused. Nothing here touches a socket."""
+"""Puts secrets into one request on its way out, or refuses it; hides them in answers. Nothing here touches a socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidebox.model.egress import matches, normal_name
 from tidebox.model.injection import PLACEHOLDER_PREFIX, Injection, SigningRule
 
 MISPLACED = "secret_misplaced"
-"""Why a placeholder that is sent to a host which its secret is not for is denied."""
+"""Reason of a denial: a placeholder was sent to a host that its secret is not for."""
 MALFORMED = "malformed"
 _PLACEHOLDER = re.compile(re.escape(PLACEHOLDER_PREFIX.encode()) + rb"[0-9a-f]{32}")
 _LONGEST = len(PLACEHOLDER_PREFIX) + 32
@@ -25,7 +25,7 @@ _MASK = b"*"
 _MOST_PACKED = 16
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that must not go on; its text is for the program."""
 
     def __init__(self, status: int, reason: str, text: str) -> None:
@@ -50,7 +50,7 @@ class Rewritten:
     target: bytes
     headers: Headers
     packed: tuple[bytes, ...]
-    """What secrets were packed into: it must not come back, as the secrets must not."""
+    """Encodings that secrets were packed into: they must not come back, as the secrets must not."""
     signing: Signing | None = None
 
 
@@ -67,11 +67,11 @@ class Rewriter:
         self.scanner = Scanner(item for item, name in injection.placeholders if name not in names)
 
     def rewrite(self, target: bytes, headers: Headers) -> Rewritten:
-        """The request with secrets in it; raises ``Refused``. Names of headers are in lower case."""
+        """The request with secrets in it; raises ``RequestRefused``. Names of headers are in lower case."""
         self._check_host(target, headers)
         names = [name for name, _ in headers]
         if b"transfer-encoding" in names and b"content-length" in names:
-            raise Refused(400, MALFORMED, "a request whose length is said in two ways")
+            raise RequestRefused(400, MALFORMED, "a request whose length is said in two ways")
         packed: list[bytes] = []
         target = _PLACEHOLDER.sub(lambda found: self._in_target(found[0]), target)
         found = [(name, self._in_header(name, value, packed)) for name, value in headers]
@@ -98,11 +98,11 @@ class Rewriter:
         authority = re.match(rb"[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?([^/?#]*)", target)
         hosts += [authority[1]] if authority else []
         if not target.startswith((b"/", b"*")) and not authority:
-            raise Refused(400, "dns_mismatch", "a request for no path")
+            raise RequestRefused(400, "dns_mismatch", "a request for no path")
         for host in hosts:
             name = re.sub(rb":[0-9]*\Z", b"", host).decode("latin-1")
             if normal_name(name) != self._host:
-                raise Refused(421, "dns_mismatch", f"this connection is for {self._host}")
+                raise RequestRefused(421, "dns_mismatch", f"this connection is for {self._host}")
 
     def _in_target(self, placeholder: bytes) -> bytes:
         name = self._placeholders.get(placeholder)
@@ -141,7 +141,7 @@ class Rewriter:
 
 
 def hidden_values(injection: Injection, values: Mapping[str, Value]) -> tuple[bytes, ...]:
-    """What must not come back to a box, whichever request it was put into: a server may keep it for another."""
+    """Return the values that must not come back to a box, in any answer: a server may keep one for another request."""
     used = [rule.secret for rule in injection.headers] + [rule.secret for rule in injection.signing]
     used += [name for _, name in injection.placeholders]
     found: list[str] = []
@@ -152,8 +152,8 @@ def hidden_values(injection: Injection, values: Mapping[str, Value]) -> tuple[by
     return tuple(dict.fromkeys(form.encode() for text in found for form in (text, quote(text, safe=""))))
 
 
-def _unknown(name: str) -> Refused:
-    return Refused(502, "secret_unknown", f"the secret {name} is not there any more, or not for this host")
+def _unknown(name: str) -> RequestRefused:
+    return RequestRefused(502, "secret_unknown", f"the secret {name} is not there any more, or not for this host")
 
 
 class Scanner:
@@ -166,7 +166,9 @@ class Scanner:
     def check_whole(self, data: bytes) -> None:
         """Refuse a piece that has a placeholder in it."""
         if self._known and any(found in self._known for found in _PLACEHOLDER.findall(data)):
-            raise Refused(403, MISPLACED, "a placeholder of a secret was sent to a host that the secret is not for")
+            raise RequestRefused(
+                403, MISPLACED, "a placeholder of a secret was sent to a host that the secret is not for"
+            )
 
     def feed(self, data: bytes | memoryview) -> None:
         """The same for the next bytes of a stream, in which a placeholder may be cut into pieces."""
@@ -179,7 +181,7 @@ class Scanner:
 class Mask:
     """Hides what was put into requests where a server sends it back; as many bytes come out as went in.
 
-    A value may come in pieces, so the end of a stream waits for what follows: as many bytes whatever they are. Were
+    A value may come in pieces, so the end of a stream waits for what follows: always as many bytes. Were
     only those held back that a value begins with, a program that has a server repeat its guesses would see which are.
     """
 
@@ -223,12 +225,12 @@ class Mask:
         return joined[gone:end]
 
     def release(self) -> bytes:
-        """What is held back, where nothing has followed for a while; of a value that goes on, the rest is hidden."""
+        """Return the bytes held back, when nothing followed for a while; the rest of a value that goes on is hidden."""
         held, self._held = self._held, b""
         self._gone = (self._gone + held)[-self._most :] if self._most else b""
         return held
 
     def flush(self) -> bytes:
-        """What was held back: the stream is over."""
+        """Return the bytes held back, at the end of the stream."""
         held, self._held, self._gone = self._held, b"", b""
         return held

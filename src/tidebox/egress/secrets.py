@@ -30,7 +30,7 @@ _SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class AwsKeys:
-    """What requests to AWS are signed with."""
+    """Keys that requests to AWS are signed with."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -44,7 +44,7 @@ class Value:
     text: str = field(default="", repr=False)
     aws: AwsKeys | None = field(default=None, repr=False)
     hosts: tuple[str, ...] = ()
-    """Those that it is for, as the file says now: whatever else was agreed upon before."""
+    """Hosts that it is for, as the file says now; rules agreed upon before do not widen that."""
 
 
 def open_file(path: Path) -> int:
@@ -66,7 +66,7 @@ def open_file(path: Path) -> int:
 
 
 def describe(path: Path) -> Secrets:
-    """What secrets there are; their values stay where they are read."""
+    """List the secrets without their values, which stay in the process that reads them."""
     descriptor = open_file(path)
     try:
         done = subprocess.run(

@@ -21,23 +21,23 @@ _SCOPE = re.compile(rb"AWS4-HMAC-SHA256 +Credential=[^/,\s]*/[0-9]{8}/([a-z0-9-]
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """What a signature is for."""
+class SigningScope:
+    """The region and service that a signature is for."""
 
     region: str
     service: str
 
 
-def scope_in(headers: Headers) -> Scope | None:
-    """What the program's own signature says: a client of AWS signs with whatever keys it has."""
+def scope_in(headers: Headers) -> SigningScope | None:
+    """Read the scope of the program's own signature: a client of AWS signs with any keys it has."""
     for name, value in headers:
         if name == b"authorization" and (found := _SCOPE.match(value)):
-            return Scope(found[1].decode(), found[2].decode())
+            return SigningScope(found[1].decode(), found[2].decode())
     return None
 
 
 def sign(
-    method: str, target: str, headers: Headers, keys: AwsKeys, scope: Scope, content_hash: str, stamp: str
+    method: str, target: str, headers: Headers, keys: AwsKeys, scope: SigningScope, content_hash: str, stamp: str
 ) -> Headers:
     """The headers of the request with a signature made at ``stamp`` (``20150830T123600Z``) in place of the old one."""
     kept = [(name, value) for name, value in headers if name not in _REPLACED]

@@ -14,7 +14,7 @@ Passed = Callable[[int, bool], float]
 
 
 def upstream_context(ca_file: Path | None = None) -> ssl.SSLContext:
-    """How servers are verified: by the system's certificates, and by those of the operator."""
+    """Make the context that verifies servers: by the system's certificates, and by those of the operator."""
     context = ssl.create_default_context()
     if ca_file is not None:
         context.load_verify_locations(ca_file)

@@ -1,4 +1,4 @@
-"""What tools are called with: parsed strictly, and refused with a text that tells a model what to send instead."""
+"""Arguments of MCP tools: parsed strictly, and refused with a text that tells a model what to send instead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class File(msgspec.Struct, forbid_unknown_fields=True):
     content_b64: str | None = None
 
     def bytes(self) -> bytes:
-        """What is to be in it."""
+        """Return the content of the file."""
         return content_of(self.content, self.content_b64, f"file {self.path!r}")
 
 
@@ -64,7 +64,7 @@ class OfSession(msgspec.Struct, kw_only=True):
     session_id: str
 
 
-class Exec(msgspec.Struct, kw_only=True):
+class EnvironmentExec(msgspec.Struct, kw_only=True):
     """Arguments of ``environment_exec``."""
 
     session_id: str
@@ -89,7 +89,7 @@ class WriteFile(msgspec.Struct, kw_only=True):
     content_b64: str | None = None
 
     def bytes(self) -> bytes:
-        """What is to be in the file."""
+        """Return the content of the file."""
         return content_of(self.content, self.content_b64, "the file")
 
 

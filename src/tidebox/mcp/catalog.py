@@ -156,7 +156,7 @@ def tools(languages: Sequence[str] = ALWAYS_KNOWN) -> list[Tool]:
                 "timeout_sec": _TIMEOUT,
             },
             required=["session_id", "command"],
-            arguments=arguments.Exec,
+            arguments=arguments.EnvironmentExec,
         ),
         Tool(
             name="environment_read_file",

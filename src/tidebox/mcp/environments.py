@@ -11,8 +11,8 @@ from typing import Any
 from mcp_types import CallToolResult
 
 from tidebox.mcp import arguments
-from tidebox.mcp.answers import Tail, answer, fitted, picture_type, show, show_both
-from tidebox.mcp.progress import Progress, Report
+from tidebox.mcp.progress import ProgressReporter, Report
+from tidebox.mcp.tool_results import Tail, answer, fitted, picture_type, show, show_both
 from tidebox.model.limits import KIB
 from tidebox.model.result import Outcome
 from tidebox.sdk.sandboxes.access import AsyncAccess
@@ -52,9 +52,9 @@ async def release(access: AsyncAccess, given: arguments.OfSession) -> CallToolRe
     return answer({"session_id": given.session_id, "released": True})
 
 
-async def execute(access: AsyncAccess, given: arguments.Exec, report: Report | None) -> CallToolResult:
+async def execute(access: AsyncAccess, given: arguments.EnvironmentExec, report: Report | None) -> CallToolResult:
     """Run a command in a sandbox; being cancelled kills it."""
-    stdout, stderr, progress = Tail(), Tail(), Progress()
+    stdout, stderr, progress = Tail(), Tail(), ProgressReporter()
     async with _opened(access, given.session_id) as sandbox:
         seconds = DEFAULT_TIMEOUT if given.timeout_sec is None else given.timeout_sec
         process = await sandbox.start(given.command, cwd=given.cwd, timeout=seconds)
@@ -82,9 +82,9 @@ async def execute(access: AsyncAccess, given: arguments.Exec, report: Report | N
 
 
 async def read_file(access: AsyncAccess, given: arguments.ReadFile) -> CallToolResult:
-    """What is in a file, or the beginning of it."""
+    """Return a file's content, or its beginning."""
     async with _opened(access, given.session_id) as sandbox:
-        kept = _Head(_MAX_PICTURE_BYTES)
+        kept = _BeginningWriter(_MAX_PICTURE_BYTES)
         try:
             await sandbox.files.download(given.path, kept)
         except _Enough:
@@ -118,7 +118,7 @@ async def write_file(access: AsyncAccess, given: arguments.WriteFile) -> CallToo
 
 
 async def list_files(access: AsyncAccess, given: arguments.ListFiles) -> CallToolResult:
-    """What is in a directory."""
+    """List a directory."""
     async with _opened(access, given.session_id) as sandbox:
         found = await sandbox.files.list(given.path)
     shown = [
@@ -143,7 +143,7 @@ async def list_files(access: AsyncAccess, given: arguments.ListFiles) -> CallToo
 
 
 async def method(access: AsyncAccess, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """What a method of the session access protocol answers: word for word what the server does."""
+    """Call a method of the session access protocol and return the server's answer word for word."""
     if name == "acquire":
         return await access.sessions.acquire({"mode": "ensure", **params})
     session_id = arguments.parse(arguments.OfSession, params).session_id
@@ -196,7 +196,7 @@ class _Enough(Exception):
     """More than is wanted has come."""
 
 
-class _Head(io.BytesIO):
+class _BeginningWriter(io.BytesIO):
     """Takes the beginning of a file."""
 
     def __init__(self, limit: int) -> None:

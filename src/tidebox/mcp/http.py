@@ -1,4 +1,4 @@
-"""Streamable HTTP: the protocol at one path of a server, in the name of whoever sends each request.
+"""Streamable HTTP: the protocol at one path of a server, in the name of each request's caller.
 
 The tools are clients of that same server, within its process, with the credential of the request: what REST refuses to
 a user is refused here, by the same code.
@@ -18,14 +18,14 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 
 from tidebox.errors import InvalidRequest
-from tidebox.mcp.server import Backend, Context, Tools, client_name
-from tidebox.mcp.shares import IDLE_SECONDS, IdInUse, Shares, refuse_id
+from tidebox.mcp.server import Backend, Context, ToolServer, client_name
+from tidebox.mcp.session_quota import IDLE_SECONDS, IdInUse, SessionQuota, refuse_id
 from tidebox.sdk.inside import App, InsideHttp
 from tidebox.sdk.interpreter.client import AsyncInterpreter
 from tidebox.sdk.sandboxes.access import AsyncAccess
 
 USER = "tidebox.user"
-"""Where the scope of a request has the name of the user who sent it."""
+"""Key of the ASGI scope under which the name of a request's user is."""
 _DEPARTURE = "tidebox.departure"
 _MAX_SESSIONS = 1000
 
@@ -37,7 +37,7 @@ class HttpServer:
         """``app`` is the server that the tools use."""
         self._app = app
         self._public_url = public_url
-        self._tools = Tools(self._connect, dotted_names=dotted_names, departure=_departure)
+        self._tools = ToolServer(self._connect, dotted_names=dotted_names, departure=_departure)
         self._manager = StreamableHTTPSessionManager(
             self._tools.make_server(),
             # Origins are refused before anything gets here, by the rules of the whole server.
@@ -46,7 +46,7 @@ class HttpServer:
             max_sessions=_MAX_SESSIONS,
             max_request_body_size=max_body_bytes,
         )
-        self._shares = Shares()
+        self._sessions = SessionQuota()
         self._ready = asyncio.Event()
         self._stopped = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -69,7 +69,7 @@ class HttpServer:
 
         request_id, again = await _peek(noticing) if scope["method"] == "POST" else (None, noticing)
         try:
-            async with self._shares.watched(scope[USER], scope, request_id, send) as watched:
+            async with self._sessions.watched(scope[USER], scope, request_id, send) as watched:
                 await self._manager.handle_request(scope, again, watched)
         except IdInUse:
             await refuse_id(send)
@@ -106,8 +106,8 @@ class HttpServer:
             await backend.close()
 
 
-class _Head(msgspec.Struct):
-    """What is looked at of a message before the protocol is."""
+class _MessageHead(msgspec.Struct):
+    """The fields of a message that are read before the protocol's library parses it."""
 
     id: str | int | None = None
     method: str | None = None
@@ -120,9 +120,9 @@ async def _peek(receive: Any) -> tuple[str | None, Any]:
     """
     first = await receive()
     try:
-        head = msgspec.json.decode(first.get("body", b""), type=_Head)
+        head = msgspec.json.decode(first.get("body", b""), type=_MessageHead)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        head = _Head()
+        head = _MessageHead()
     waiting = [first]
 
     async def again() -> Any:

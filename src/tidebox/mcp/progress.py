@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from tidebox.mcp.answers import Tail
+from tidebox.mcp.tool_results import Tail
 from tidebox.model.limits import KIB
 
 Report = Callable[[float, str], Awaitable[None]]
@@ -16,8 +16,8 @@ PAUSE_SECONDS = 0.1
 _MESSAGE_BYTES = 8 * KIB
 
 
-class Progress:
-    """What a program printed since the last report."""
+class ProgressReporter:
+    """Reports a program's new output as progress, at a bounded rate."""
 
     def __init__(self) -> None:
         self._fresh = Tail(_MESSAGE_BYTES)

@@ -1,4 +1,4 @@
-"""What runs left, as resources: their logs and their artifacts."""
+"""MCP resources: logs and artifacts of runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mcp_types import (
 )
 
 from tidebox.errors import NotFound, PayloadTooLarge
-from tidebox.mcp.answers import picture_type
+from tidebox.mcp.tool_results import picture_type
 from tidebox.model.limits import MIB
 from tidebox.sdk.interpreter.client import AsyncInterpreter
 
@@ -64,7 +64,7 @@ def _end_of(log: bytes) -> bytes:
 
 
 def contents(uri: str, data: bytes, kind: str | None) -> TextResourceContents | BlobResourceContents:
-    """What a resource holds: text, or bytes. A picture is no text, even where its bytes would be."""
+    """Return a resource's content as text or bytes. A picture is no text, even where its bytes would be."""
     if kind is None or kind.startswith("text/"):
         try:
             return TextResourceContents(uri=uri, text=data.decode(), mime_type=kind or "text/plain")

@@ -1,4 +1,4 @@
-"""The protocol's server: one code for stdio and HTTP, whoever the caller is and wherever the programs run."""
+"""The MCP server: one code for stdio and HTTP, for every caller and wherever the programs run."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from pydantic import ConfigDict
 
 import tidebox
 from tidebox.errors import Forbidden, InternalError, InvalidRequest, NotFound, TideboxError
-from tidebox.mcp import arguments, catalog, environments, resources, runs
-from tidebox.mcp.answers import explain, refused
+from tidebox.mcp import arguments, catalog, environments, resources, run_tools
 from tidebox.mcp.progress import Report
+from tidebox.mcp.tool_results import explain, refused
 from tidebox.sdk.interpreter.client import AsyncInterpreter
 from tidebox.sdk.sandboxes.access import AsyncAccess
 
@@ -62,7 +62,7 @@ class Backend:
 
 
 Connect = Callable[[Context], AbstractAsyncContextManager[Backend]]
-"""Gives the backend for whoever sent a request."""
+"""Opens the backend for the caller of a request."""
 
 
 class _EnvironmentParams(RequestParams):
@@ -71,8 +71,8 @@ class _EnvironmentParams(RequestParams):
     model_config = ConfigDict(alias_generator=None, extra="allow")
 
 
-class Tools:
-    """What the protocol's requests do."""
+class ToolServer:
+    """The MCP tool list, tool calls, resources and methods, as handlers of the protocol's server."""
 
     def __init__(
         self,
@@ -179,12 +179,12 @@ class Tools:
             interpreter, access = backend.interpreter, backend.access
             match asked:
                 case arguments.RunCode():
-                    return await runs.run_code(interpreter, asked, report)
+                    return await run_tools.run_code(interpreter, asked, report)
                 case arguments.SandboxRun():
-                    return await runs.sandbox_run(interpreter, asked, report)
+                    return await run_tools.sandbox_run(interpreter, asked, report)
                 case arguments.Acquire():
                     return await environments.acquire(access, asked)
-                case arguments.Exec():
+                case arguments.EnvironmentExec():
                     return await environments.execute(access, asked, report)
                 case arguments.ReadFile():
                     return await environments.read_file(access, asked)
@@ -269,7 +269,7 @@ def _plain(name: str) -> str:
 
 
 def _named(asked: object) -> str | None:
-    """What a call is about by its id."""
+    """Return the id that a call is about, with advice, for the error that says it was not found."""
     if isinstance(asked, arguments.SandboxRun):
         if asked.session_id is None:
             return None
@@ -303,7 +303,7 @@ def _as_protocol_error(error: TideboxError, *, about: str) -> MCPError:
 
 
 def client_name(context: Context) -> str | None:
-    """What the client calls itself, with its version."""
+    """Return the name that the client gives itself, with its version."""
     about = context.session.client_params
     if about is None:
         return None

@@ -12,7 +12,7 @@ from mcp.server.lowlevel.server import Server
 from mcp.shared.message import SessionMessage
 from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
-from tidebox.mcp.server import Backend, Context, Tools, client_name
+from tidebox.mcp.server import Backend, Context, ToolServer, client_name
 from tidebox.model.limits import MIB
 from tidebox.stdio import Streams
 
@@ -25,7 +25,7 @@ async def serve_stdio(make_backend: Callable[[str | None], Backend], *, dotted_n
     ``make_backend`` is called once, with the name that the client gives itself.
     """
     one = _OneBackend(make_backend)
-    tools = Tools(one.connect, dotted_names=dotted_names)
+    tools = ToolServer(one.connect, dotted_names=dotted_names)
     try:
         await _serve(tools.make_server())
     finally:

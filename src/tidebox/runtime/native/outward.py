@@ -40,18 +40,18 @@ class WaysOut:
         """The client of the process; what comes with it is loaded by the first who asks."""
         if self._egress is None:
             from tidebox.egress.client import Egress
-            from tidebox.egress.messages import Bounds, Start
+            from tidebox.egress.messages import BoxLimits, ProcessSettings
 
             settings = self._settings
             self._egress = Egress(
-                Start(
+                ProcessSettings(
                     resolver=settings.resolver,
                     connections=settings.connections_total,
                     proxy=settings.proxy,
                     idle=settings.idle,
                     ca_file=None if settings.ca_file is None else str(settings.ca_file),
                 ),
-                Bounds(connections=settings.connections, bytes=settings.bytes, rate=settings.rate),
+                BoxLimits(connections=settings.connections, bytes=settings.bytes, rate=settings.rate),
                 settings.secrets,
             )
         return self._egress

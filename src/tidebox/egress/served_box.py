@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import cast
 
 from tidebox.egress import dns, messages
-from tidebox.egress.connection import LIMIT, Connection
+from tidebox.egress.connection import LIMIT, EgressConnection
 from tidebox.egress.dialling import Dial
-from tidebox.egress.handing import Interceptor
+from tidebox.egress.dns_server import DnsServer
+from tidebox.egress.interceptor import Interceptor
 from tidebox.egress.names import Names
-from tidebox.egress.pace import Allowance
-from tidebox.egress.questions import Questions
-from tidebox.egress.relay import Stop
+from tidebox.egress.rate_limits import TokenBucket
+from tidebox.egress.relay import ConnectionStopped
 from tidebox.egress.resolver import Resolver
 from tidebox.model.egress import NO_MATCH, POLICY_CHANGED, Address, EgressPolicy
 
@@ -54,13 +54,13 @@ class ServedBox(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self.policy = EgressPolicy(())
         self.names = Names(self.policy, {}, resolver, self._pinned)
-        self._bounds = messages.Bounds()
-        self._rate: Allowance | None = None
-        self._pace = Allowance(_PER_SECOND, _AT_ONCE)
-        self.questions = Questions(self, others, self._pace)
+        self._bounds = messages.BoxLimits()
+        self._rate: TokenBucket | None = None
+        self._pace = TokenBucket(_PER_SECOND, _AT_ONCE)
+        self.questions = DnsServer(self, others, self._pace)
         self._serving = False
         self._closed = False
-        self.tasks: dict[asyncio.Task[None], Connection] = {}
+        self.tasks: dict[asyncio.Task[None], EgressConnection] = {}
         self._seen: set[tuple[object, ...]] = set()
         self._connections = self._denied = self._untold = 0
         self._bytes = {True: 0, False: 0}
@@ -76,7 +76,7 @@ class ServedBox(asyncio.Protocol):
             for message in self._reader.feed(data):
                 if isinstance(message, messages.Serve):
                     self._serve(message)
-                elif isinstance(message, messages.Ask):
+                elif isinstance(message, messages.CountRequest):
                     self._answer(message)
         except messages.Broken:
             self.close()
@@ -88,7 +88,7 @@ class ServedBox(asyncio.Protocol):
         self.policy = message.policy()
         self.interceptor = self._intercept(message)
         self._bounds = message.bounds
-        self._rate = Allowance(message.bounds.rate, message.bounds.rate) if message.bounds.rate else None
+        self._rate = TokenBucket(message.bounds.rate, message.bounds.rate) if message.bounds.rate else None
         if self._serving:
             self.names.follow(self.policy)
             for task, connection in self.tasks.items():
@@ -101,7 +101,7 @@ class ServedBox(asyncio.Protocol):
         self._listen()
         self.questions.listen()
 
-    def _answer(self, message: messages.Ask) -> None:
+    def _answer(self, message: messages.CountRequest) -> None:
         if message.close:
             self.drop()
         self._tell(
@@ -174,7 +174,7 @@ class ServedBox(asyncio.Protocol):
                 self.denied(None, None, None, LIMIT)
                 client.close()
             else:
-                connection = Connection(self, client)
+                connection = EgressConnection(self, client)
                 task = self._loop.create_task(connection.run())
                 self.tasks[task] = connection
                 task.add_done_callback(self._forget)
@@ -193,7 +193,7 @@ class ServedBox(asyncio.Protocol):
     def count(self, size: int, outbound: bool) -> float:
         self._bytes[outbound] += size
         if self._is_spent():
-            raise Stop(LIMIT)
+            raise ConnectionStopped(LIMIT)
         return 0.0 if self._rate is None else self._rate.take(size)
 
     def opening(self) -> None:
@@ -201,7 +201,7 @@ class ServedBox(asyncio.Protocol):
 
     # Names
 
-    async def look_up(self, name: str) -> dns.Answer:
+    async def look_up(self, name: str) -> dns.DnsAnswer:
         return await self.names.look_up(name)
 
     def denied_name(self, name: str, address: Address | None) -> None:
@@ -213,14 +213,14 @@ class ServedBox(asyncio.Protocol):
     # What is told of it
 
     def allowed(self, host: str | None, address: Address, port: int, rule: str | None) -> None:
-        self._see(messages.Seen(True, host, str(address), port, rule, None))
+        self._see(messages.SeenConnection(True, host, str(address), port, rule, None))
 
     def denied(self, host: str | None, address: Address | None, port: int | None, reason: str) -> None:
         self._denied += 1
         text = None if address is None else str(address)
-        self._see(messages.Seen(False, host, text, port, None, reason or NO_MATCH))
+        self._see(messages.SeenConnection(False, host, text, port, None, reason or NO_MATCH))
 
-    def _see(self, seen: messages.Seen) -> None:
+    def _see(self, seen: messages.SeenConnection) -> None:
         """Tell of the first of each kind; the others are counted."""
         kind = (seen.allowed, seen.host, seen.address, seen.port, seen.reason)
         if kind in self._seen:

@@ -1,4 +1,4 @@
-"""What an operator allows, put together from settings: the server's list, the mirrors of packages, the secrets."""
+"""The operator's egress rules, put together from settings: allow-list, package mirrors, secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def operator_rules(
 ) -> EgressRules:
     """The rules; raises ``InvalidRequest`` that names the setting which cannot be used.
 
-    ``environment`` is what pip, npm and apt are asked in where their mirrors are. ``embedded`` says that whoever asks
+    ``environment`` is that in which pip, npm and apt are asked for their mirrors. ``embedded`` says that the caller
     is the operator: then there need be no list.
     """
     known = secrets.describe(secrets_file) if secrets_file is not None else NO_SECRETS

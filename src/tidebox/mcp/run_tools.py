@@ -11,8 +11,8 @@ from mcp_types import CallToolResult
 
 from tidebox.errors import InvalidRequest, TideboxError, UnknownLanguage
 from tidebox.mcp import arguments
-from tidebox.mcp.answers import Tail, answer, fitted, largest_picture, show_both
-from tidebox.mcp.progress import Progress, Report
+from tidebox.mcp.progress import ProgressReporter, Report
+from tidebox.mcp.tool_results import Tail, answer, fitted, largest_picture, show_both
 from tidebox.model.languages import ALWAYS, BUILT_IN
 from tidebox.model.limits import KIB
 from tidebox.model.run import Reason
@@ -53,7 +53,7 @@ WORDS: dict[str, str] = {
     Reason.SERVER_SHUTDOWN.value: "the server was stopped before the program ended; try again",
     Reason.SERVER_RESTARTED.value: "the server was restarted before the program ended; try again",
 }
-"""How a model is told why a run ended, and what to do about it."""
+"""Texts for models, by reason: why a run ended, and what to do about it."""
 _RAN = frozenset(
     reason.value
     for reason in (
@@ -83,7 +83,7 @@ class _Ended:
 
 
 async def _main_file(client: AsyncInterpreter, name: str) -> str:
-    """What the main file is called in a language that the server's operator has added."""
+    """Return the name of the main file in a language that the server's operator has added."""
     wanted = name.strip().lower()
     for runtime in (await client.runtimes()).runtimes:
         for language in runtime.languages:
@@ -160,7 +160,7 @@ def _files(given: list[arguments.File]) -> dict[str, bytes]:
 
 async def _run(client: AsyncInterpreter, command: list[str], options: dict[str, Any], report: Report | None) -> _Ended:
     """Run a command to its end; being cancelled cancels the run."""
-    # A task of its own: whoever is cancelled over it must still learn which run there is to cancel.
+    # A task of its own: when this one is cancelled, the id of the run to cancel must still be learnt.
     starting = asyncio.get_running_loop().create_task(client.start_run(command, **options))
     try:
         run = await asyncio.shield(starting)
@@ -173,7 +173,7 @@ async def _run(client: AsyncInterpreter, command: list[str], options: dict[str, 
 async def _follow(client: AsyncInterpreter, run: Run, report: Report | None) -> _Ended:
     tails = {"stdout": Tail(), "stderr": Tail()}
     dropped = False
-    progress = Progress()
+    progress = ProgressReporter()
     async with await client.stream_log(run.id) as log, progress.reported(report):
         while (entry := await log.read()) is not None:
             if isinstance(entry, LogChunk):

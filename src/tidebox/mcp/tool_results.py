@@ -1,4 +1,4 @@
-"""What tools answer: the same as structured content and as text, of a bounded size, with pictures as images."""
+"""Results of MCP tools: the same as structured content and as text, of a bounded size, with pictures as images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_ANSWER_BYTES = MIB
 """Of one answer as JSON, pictures included."""
 _ENVELOPE_BYTES = 4 * KIB
 KEPT_BYTES = 400 * KIB
-"""How much of the end of each stream is kept until the answer is made."""
+"""Bytes of the end of each stream that are kept until the result is made."""
 _SMALLEST_BYTES = KIB
 _MAGIC = {
     b"\x89PNG\r\n\x1a\n": "image/png",
@@ -63,14 +63,14 @@ class Tail:
         return b"".join(self._pieces)[-most:] if most else b""
 
 
-class Stream(NamedTuple):
+class ShownStream(NamedTuple):
     """A stream as an answer shows it."""
 
     fields: dict[str, str]
     cut: bool
 
 
-def show(name: str, tail: Tail, most: int) -> Stream:
+def show(name: str, tail: Tail, most: int) -> ShownStream:
     """The end of a stream: as text, or as base64 where it is none."""
     data = tail.last(most)
     cut = len(data) < tail.total
@@ -78,9 +78,9 @@ def show(name: str, tail: Tail, most: int) -> Stream:
         # The first character may be half of one.
         data = data.lstrip(bytes(range(0x80, 0xC0))) if len(data) > 4 else data
     try:
-        return Stream({name: data.decode()}, cut)
+        return ShownStream({name: data.decode()}, cut)
     except UnicodeDecodeError:
-        return Stream({f"{name}_b64": base64.b64encode(data).decode("ascii")}, cut)
+        return ShownStream({f"{name}_b64": base64.b64encode(data).decode("ascii")}, cut)
 
 
 def show_both(stdout: Tail, stderr: Tail, most: int) -> tuple[dict[str, str], bool]:
@@ -124,12 +124,12 @@ def answer(structured: dict[str, Any], pictures: list[bytes] | None = None, *, f
 
 
 def largest_picture(structured: dict[str, Any]) -> int:
-    """How many bytes a picture may have that is to fit into the same answer."""
+    """Return the bytes of the largest picture that fits into the same result."""
     return max(0, MAX_ANSWER_BYTES - _ENVELOPE_BYTES - _size(structured)) * 3 // 4
 
 
 def picture_type(data: bytes) -> str | None:
-    """What kind of picture bytes are, by what they begin with: a wrong one makes models refuse the whole answer."""
+    """Return the media type of a picture by its first bytes: a wrong one makes models refuse the whole result."""
     for magic, kind in _MAGIC.items():
         if data.startswith(magic):
             return kind

@@ -1,4 +1,4 @@
-"""How many sessions each user has open over HTTP, so that nobody takes the places of all others."""
+"""A quota of open HTTP sessions for each user, so that none takes the places of all others."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class IdInUse(Exception):
 
 
 @dataclass(slots=True)
-class _Session:
+class _HttpSession:
     used: float
     requests: int = 0
-    """How many are under way."""
+    """Requests under way."""
     ids: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
-class _Share:
-    sessions: dict[str, _Session] = field(default_factory=dict)
+class _UserSessions:
+    sessions: dict[str, _HttpSession] = field(default_factory=dict)
     opening: int = 0
     """Requests that may open a session, which has its place already."""
     requests: int = 0
 
 
-class Shares:
+class SessionQuota:
     """The sessions of each user, known from the answers that pass by."""
 
     def __init__(self) -> None:
-        self._shares: dict[str, _Share] = {}
+        self._users: dict[str, _UserSessions] = {}
 
     @asynccontextmanager
     async def watched(self, user: str, scope: Any, request_id: str | None, send: Any) -> AsyncIterator[Any]:
@@ -53,7 +53,7 @@ class Shares:
         if _header(scope["headers"], _VERSION) not in (None, *HANDSHAKE_PROTOCOL_VERSIONS):
             yield send  # of no session at all
             return
-        share = self._shares.setdefault(user, _Share())
+        share = self._users.setdefault(user, _UserSessions())
         share.requests += 1
         try:
             _forget_idle(share)
@@ -64,14 +64,14 @@ class Shares:
         finally:
             share.requests -= 1
             if not share.requests and not share.sessions:
-                del self._shares[user]
+                del self._users[user]
 
 
 @asynccontextmanager
-async def _opening(share: _Share, send: Any) -> AsyncIterator[Any]:
+async def _opening(share: _UserSessions, send: Any) -> AsyncIterator[Any]:
     if len(share.sessions) + share.opening >= _MAX_SESSIONS_OF_ONE:
         raise QuotaExceeded(f"one user may have {_MAX_SESSIONS_OF_ONE} sessions open; end one, or wait")
-    session = _Session(time.monotonic(), requests=1)
+    session = _HttpSession(time.monotonic(), requests=1)
     opening = True
     share.opening += 1
 
@@ -93,9 +93,11 @@ async def _opening(share: _Share, send: Any) -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def _using(share: _Share, named: str, request_id: str | None, method: str, send: Any) -> AsyncIterator[Any]:
+async def _using(
+    share: _UserSessions, named: str, request_id: str | None, method: str, send: Any
+) -> AsyncIterator[Any]:
     # One that is not known is none of this user's, or has just ended: if it answers after all, it counts.
-    session = share.sessions.get(named) or _Session(time.monotonic())
+    session = share.sessions.get(named) or _HttpSession(time.monotonic())
     if request_id in session.ids:
         raise IdInUse
 
@@ -119,7 +121,7 @@ async def _using(share: _Share, named: str, request_id: str | None, method: str,
             session.ids.discard(request_id)
 
 
-def _forget_idle(share: _Share) -> None:
+def _forget_idle(share: _UserSessions) -> None:
     ended = time.monotonic() - IDLE_SECONDS
     for name in [name for name, session in share.sessions.items() if not session.requests and session.used < ended]:
         del share.sessions[name]

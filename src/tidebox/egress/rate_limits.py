@@ -1,12 +1,12 @@
-"""How much of something there may be in a second, or at one time."""
+"""A token bucket for rates, and a budget for bytes held at one time."""
 
 from __future__ import annotations
 
 import asyncio
 
 
-class Allowance:
-    """So many in a second, some of them at once."""
+class TokenBucket:
+    """A rate limit: so many in a second, and a burst of some at once."""
 
     def __init__(self, per_second: float, at_once: float) -> None:
         self._rate, self._most = per_second, at_once
@@ -14,22 +14,22 @@ class Allowance:
         self._then = asyncio.get_running_loop().time()
 
     def take(self, amount: float) -> float:
-        """Take so much; how long to wait before the next."""
+        """Take an amount; return the seconds to wait before the next."""
         now = asyncio.get_running_loop().time()
         self._left = min(self._left + (now - self._then) * self._rate, self._most) - amount
         self._then = now
         return max(-self._left / self._rate, 0.0)
 
 
-class Room:
-    """So much at one time, of what has room for more."""
+class ByteBudget:
+    """A bound on bytes held at one time, within another bound where one is given."""
 
-    def __init__(self, most: int, within: Room | None = None) -> None:
+    def __init__(self, most: int, within: ByteBudget | None = None) -> None:
         self._left = most
         self._within = within
 
     def take(self, amount: int) -> bool:
-        """Take so much, if there is as much."""
+        """Take an amount if it is free; return whether it was."""
         if amount > self._left or (self._within is not None and not self._within.take(amount)):
             return False
         self._left -= amount

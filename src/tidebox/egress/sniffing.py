@@ -45,8 +45,8 @@ NEEDED = More.NEEDED
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What is seen on a connection."""
+class Sniffed:
+    """The protocol and host name that the first bytes of a connection show."""
 
     protocol: str
     """``tls``, ``http``, or empty for anything else."""
@@ -58,19 +58,19 @@ class Sight:
     """Whether what follows may still make a request of it: it is to be shown to a ``FirstLine``."""
 
 
-OTHER = Sight("")
-_UNDECIDED = Sight("", may_turn=True)
-_HIDDEN_TLS, _HIDDEN_HTTP = Sight("tls", contradictory=True), Sight("http", contradictory=True)
+OTHER = Sniffed("")
+_UNDECIDED = Sniffed("", may_turn=True)
+_HIDDEN_TLS, _HIDDEN_HTTP = Sniffed("tls", contradictory=True), Sniffed("http", contradictory=True)
 
 
-def look(data: bytes) -> Sight | More:
-    """What is seen in the first bytes of a client, of which there is at least one."""
+def sniff(data: bytes) -> Sniffed | More:
+    """Sniff the first bytes of a client, of which there is at least one: the SNI of TLS, or the Host of HTTP."""
     found = _look_at_tls(data) if _is_record(data) else _look_at_http(data)
     return hidden(data) if found is NEEDED and len(data) >= LARGEST else found
 
 
-def hidden(data: bytes) -> Sight:
-    """What is seen where no more is waited for, of bytes that were not enough."""
+def hidden(data: bytes) -> Sniffed:
+    """Classify bytes that were not enough, when no more are waited for."""
     return _HIDDEN_TLS if _is_record(data) else _HIDDEN_HTTP
 
 
@@ -78,7 +78,7 @@ def _is_record(data: bytes) -> bool:
     return _CHANGE_CIPHER <= data[0] <= _LAST_KIND
 
 
-def _look_at_tls(data: bytes) -> Sight | More:
+def _look_at_tls(data: bytes) -> Sniffed | More:
     if data[0] != _HANDSHAKE:
         return NEEDED if len(data) < 2 else _HIDDEN_TLS if data[1] == 3 else OTHER
     hello = _handshake(data)
@@ -90,7 +90,7 @@ def _look_at_tls(data: bytes) -> Sight | More:
     return hello
 
 
-def _handshake(data: bytes) -> bytes | Sight | More:
+def _handshake(data: bytes) -> bytes | Sniffed | More:
     """The first handshake message, which may be cut into records."""
     message = b""
     place = 0
@@ -123,12 +123,12 @@ def _part(data: bytes, start: int, width: int) -> tuple[bytes, int]:
     return data[start + width : end], end
 
 
-def _server_name(hello: bytes) -> Sight:
+def _server_name(hello: bytes) -> Sniffed:
     _, place = _part(hello, 2 + 32, 1)
     _, place = _part(hello, place, 2)
     _, place = _part(hello, place, 1)
     if place == len(hello):
-        return Sight("tls")
+        return Sniffed("tls")
     extensions, end = _part(hello, place, 2)
     if end != len(hello):
         return _HIDDEN_TLS
@@ -140,15 +140,15 @@ def _server_name(hello: bytes) -> Sight:
         if kind == _SERVER_NAME:
             found.append(content)
     if not found:
-        return Sight("tls")
+        return Sniffed("tls")
     names, end = _part(found[0], 0, 2)
     name, last = _part(names, 1, 2)
     if len(found) > 1 or end != len(found[0]) or last != len(names) or names[0] or not name:
         return _HIDDEN_TLS
-    return Sight("tls", name.decode("latin-1"))
+    return Sniffed("tls", name.decode("latin-1"))
 
 
-def _look_at_http(data: bytes) -> Sight | More:
+def _look_at_http(data: bytes) -> Sniffed | More:
     # Some servers pass over empty lines before a request.
     line, ended, rest = data.lstrip(b"\r\n").partition(b"\n")
     if not ended:
@@ -276,7 +276,7 @@ def _head(rest: bytes) -> tuple[list[bytes], bool]:
         lines.append(line)
 
 
-def _host(line: bytes, target: bytes, head: list[bytes]) -> Sight:
+def _host(line: bytes, target: bytes, head: list[bytes]) -> Sniffed:
     names: set[bytes] = set()
     if line.upper().startswith(b"CONNECT"):
         names.add(_without_port(target))
@@ -302,7 +302,7 @@ def _host(line: bytes, target: bytes, head: list[bytes]) -> Sight:
             names.add(_without_port(value.strip(b" \t")))
     if hosts > 1 or len(names) > 1:
         return _HIDDEN_HTTP
-    return Sight("http", names.pop().decode("latin-1") if names else None)
+    return Sniffed("http", names.pop().decode("latin-1") if names else None)
 
 
 def _without_port(authority: bytes) -> bytes:

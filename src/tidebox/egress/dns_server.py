@@ -1,4 +1,4 @@
-"""Answers the questions for names that programs of one box ask, by datagrams and by connections."""
+"""The DNS server of one box: answers its programs' questions for names, by datagrams and by connections."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import socket
 from typing import Protocol
 
 from tidebox.egress import dns
-from tidebox.egress.pace import Allowance
+from tidebox.egress.rate_limits import TokenBucket
 from tidebox.model.egress import Address
 
 PORT = 53
 _MOST_PER_TURN = 32
 _MOST_ASKING = 256
 _STREAM_SECONDS = 15.0
-"""How long a connection for questions may stay without one."""
+"""Seconds that a connection may stay without a question."""
 
 
-class Owner(Protocol):
+class DnsBox(Protocol):
     """The box, as its questions need it."""
 
-    async def look_up(self, name: str) -> dns.Answer:
-        """What its programs are told of a name."""
+    async def look_up(self, name: str) -> dns.DnsAnswer:
+        """Resolve a name for a program."""
 
     def denied_name(self, name: str, address: Address | None) -> None:
-        """Take note that it may not have it, or not the address that it stands for."""
+        """Record that a name, or the address it stands for, was denied."""
 
 
-class Questions:
-    """The sockets that a box's questions come to."""
+class DnsServer:
+    """Answers on the DNS sockets of a box."""
 
-    def __init__(self, box: Owner, sockets: list[socket.socket], pace: Allowance) -> None:
+    def __init__(self, box: DnsBox, sockets: list[socket.socket], pace: TokenBucket) -> None:
         """``pace`` is how often the box may ask, together with what else it may do so often."""
         self._loop = asyncio.get_running_loop()
         self._box = box
@@ -60,7 +60,7 @@ class Questions:
                 question = dns.parse_question(data)
             except (BlockingIOError, ConnectionError):
                 return
-            except dns.Malformed:
+            except dns.MalformedDns:
                 continue
             finally:
                 pause = self._pace.take(1)
@@ -78,14 +78,14 @@ class Questions:
         if not self._closed:
             self._loop.add_reader(sock, self._on_question, sock)
 
-    async def _respond(self, sock: socket.socket, question: dns.Question, asker: tuple[str, int]) -> None:
+    async def _respond(self, sock: socket.socket, question: dns.DnsQuestion, asker: tuple[str, int]) -> None:
         answer = await self._answer(question, question.room)
         try:
             sock.sendto(answer, asker)
         except OSError:
             pass  # its asker will ask again
 
-    async def _answer(self, question: dns.Question, room: int) -> bytes:
+    async def _answer(self, question: dns.DnsQuestion, room: int) -> bytes:
         code = question.problem
         addresses: tuple[Address, ...] = ()
         if not code:
@@ -99,13 +99,13 @@ class Questions:
 
     async def converse(self, sock: socket.socket) -> None:
         """Answer the questions that come over one connection, each behind its length, until its end; raises
-        ``dns.Malformed`` where something else comes."""
+        ``dns.MalformedDns`` where something else comes."""
         while True:
             try:
                 async with asyncio.timeout(_STREAM_SECONDS):
                     size = int.from_bytes(await self._take(sock, 2), "big")
                     if size > dns.LARGEST_QUESTION:
-                        raise dns.Malformed
+                        raise dns.MalformedDns
                     question = dns.parse_question(await self._take(sock, size))
                     answer = await self._answer(question, dns.LARGEST_MESSAGE)
                     await self._loop.sock_sendall(sock, len(answer).to_bytes(2, "big") + answer)

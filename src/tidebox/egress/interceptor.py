@@ -1,4 +1,4 @@
-"""What whoever opens a connection to put secrets into it is given."""
+"""The door to interception: a connection that is handed over, and the interface of an interceptor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tidebox.model.egress import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handed:
-    """A connection that was allowed, and dialled. Its sockets are closed by whoever hands it over."""
+class InterceptedConnection:
+    """A connection that was allowed and dialled, to put secrets into. The caller closes its sockets."""
 
     client: socket.socket
     """The program's, non-blocking; its first bytes were looked at and not taken."""
@@ -25,7 +25,7 @@ class Handed:
     port: int
     count: Callable[[int, bool], float]
     """To be told how many bytes go by, and whether the box sent them: how long to wait before the next; raises
-    ``relay.Stop`` at the box's limit."""
+    ``relay.ConnectionStopped`` at the box's limit."""
     deny: Callable[[str], None]
     """To be told why the connection is ended."""
 
@@ -37,7 +37,7 @@ class Interceptor(Protocol):
         """Whether connections of TLS to a host are handed over."""
 
     def scan(self) -> Scan | None:
-        """What is shown the bytes that the box sends on one of the others; None where there is nothing to find."""
+        """Return a scan for the bytes sent on connections that are not opened; None if there is nothing to find."""
 
-    async def run(self, handed: Handed) -> None:
-        """Serve one connection until its end; raises ``relay.Stop`` where it must not go on."""
+    async def run(self, intercepted: InterceptedConnection) -> None:
+        """Serve one connection until its end; raises ``relay.ConnectionStopped`` where it must not go on."""

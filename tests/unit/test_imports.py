@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Standard input and output, for those who speak a protocol there.
     "stdio": set(),
     "web": {"errors", "model", "sdk"},
-    "embedded": {"errors", "model", "config", "runtime", "egress.operating"},
+    "embedded": {"errors", "model", "config", "runtime", "egress.operator_rules"},
     # `tidebox.run`: by the engine of this process, or on a server.
     "entry": {"model", "config", "embedded", "sdk"},
     "logs": {"lean"},

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from tidebox.api.auth import Authenticator
     from tidebox.api.mcp import ProtocolServer
     from tidebox.api.services import Services
-    from tidebox.broker.access import Sandboxes
-    from tidebox.broker.audit import Audit
-    from tidebox.broker.filekeeping import FileKeeper
-    from tidebox.broker.meter import Meter
-    from tidebox.broker.providers.base import Providers
-    from tidebox.broker.stock import Stock
-    from tidebox.broker.tokens import KeyRing
+    from tidebox.broker.audit.audit_log import Audit
+    from tidebox.broker.run_metrics import Meter
+    from tidebox.broker.runs.stored_run_files import FileKeeper
+    from tidebox.broker.sandboxes.grants import Sandboxes
+    from tidebox.broker.sandboxes.providers.base import Providers
+    from tidebox.broker.sandboxes.tokens import KeyRing
+    from tidebox.broker.sandboxes.warm_boxes import Stock
     from tidebox.cluster.membership import Membership
     from tidebox.store.base import Store
 
@@ -173,15 +173,15 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Ru
     from tidebox.api.rates import RateLimiter
     from tidebox.api.services import Services
     from tidebox.api.signing import Signer
-    from tidebox.broker.audit import Audit
+    from tidebox.broker.audit.audit_log import Audit
     from tidebox.broker.broker import Broker
-    from tidebox.broker.hub import Hub
-    from tidebox.broker.logfile import LogFiles
-    from tidebox.broker.logwriter import PIECE_BYTES
-    from tidebox.broker.planning import Planner
-    from tidebox.broker.quotas import Quotas
-    from tidebox.broker.runs import Retention
-    from tidebox.broker.stock import Stock
+    from tidebox.broker.runs.journaled import Retention
+    from tidebox.broker.runs.log_hub import Hub
+    from tidebox.broker.runs.log_writer import PIECE_BYTES
+    from tidebox.broker.runs.planning import Planner
+    from tidebox.broker.runs.quotas import Quotas
+    from tidebox.broker.sandboxes.warm_boxes import Stock
+    from tidebox.broker.storage.log_files import LogFiles
 
     def levels() -> Levels:
         load = broker.load
@@ -268,7 +268,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Ru
 
 def _shares(settings: Settings) -> tuple[int | None, int | None]:
     """How many programs of one user may run and wait; None for as many as of all users."""
-    from tidebox.broker.admission import places_of_one, slots_of_one
+    from tidebox.broker.runs.admission import places_of_one, slots_of_one
 
     slots, places = settings.max_concurrent_runs_per_user, settings.queue_max_length_per_user
     if settings.several_users:
@@ -278,14 +278,14 @@ def _shares(settings: Settings) -> tuple[int | None, int | None]:
 
 
 def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> FileKeeper:
-    from tidebox.broker.artifact_files import ArtifactFiles
-    from tidebox.broker.artifacts import ArtifactRules, Artifacts
-    from tidebox.broker.filekeeping import FileKeeper
-    from tidebox.broker.git import GitRules
-    from tidebox.broker.spool import LocalSpool
-    from tidebox.broker.uploads import UploadRules, Uploads
-    from tidebox.broker.workspace_files import WorkspaceFiles
-    from tidebox.broker.workspaces import Workspaces
+    from tidebox.broker.runs.stored_run_files import FileKeeper
+    from tidebox.broker.storage.artifacts import ArtifactRules, Artifacts
+    from tidebox.broker.storage.git_fetch import GitRules
+    from tidebox.broker.storage.local_blob_store import ArtifactFiles
+    from tidebox.broker.storage.local_workspace_store import WorkspaceFiles
+    from tidebox.broker.storage.staging import LocalSpool
+    from tidebox.broker.storage.uploads import UploadRules, Uploads
+    from tidebox.broker.storage.workspaces import Workspaces
     from tidebox.files.staging import StageLimits
     from tidebox.files.trees import TreeLimits
 
@@ -308,13 +308,13 @@ def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> File
 
 
 def _sandboxes(settings: Settings, stock: Stock, store: Store, audit: Audit, membership: Membership) -> Sandboxes:
-    from tidebox.broker.access import Sandboxes
-    from tidebox.broker.bindings import Bindings
-    from tidebox.broker.leases import Terms
+    from tidebox.broker.sandboxes.bindings import Bindings
+    from tidebox.broker.sandboxes.grants import Sandboxes
+    from tidebox.broker.sandboxes.leases import Terms
     from tidebox.model.sandbox import Capability, CapabilityPolicy
 
     def keys() -> KeyRing:
-        from tidebox.broker.tokens import KeyRing
+        from tidebox.broker.sandboxes.tokens import KeyRing
 
         return KeyRing(
             settings.data_dir / "keys" / "sandbox-tokens.json",
@@ -359,14 +359,14 @@ def _sandboxes(settings: Settings, stock: Stock, store: Store, audit: Audit, mem
 
 
 def _providers(settings: Settings, stock: Stock) -> Providers:
-    from tidebox.broker.providers.base import Provider, Providers
-    from tidebox.broker.providers.local import LocalProvider
+    from tidebox.broker.sandboxes.providers.base import Provider, Providers
+    from tidebox.broker.sandboxes.providers.local import LocalProvider
 
     here = LocalProvider(stock, most_opening=_BOXES_PER_PROCESSOR * processors(), enabled=settings.enable_execution)
     found: list[Provider] = [here]
     if settings.providers:
         # It comes with an HTTP client.
-        from tidebox.broker.providers.remote import make_remote
+        from tidebox.broker.sandboxes.providers.remote import make_remote
 
         found += [make_remote(server, bind_address=settings.token_bind_address) for server in settings.providers]
     return Providers(found)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 
-from tidebox.broker.processes import Process
+from tidebox.broker.sandboxes.processes import Process
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.events import Exited
 from tidebox.model.sandbox import Capability

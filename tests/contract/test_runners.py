@@ -15,10 +15,10 @@ import pytest
 
 from tests.boxes import is_root
 from tests.contract.runtimes import RUNTIMES_UNDER_TEST
-from tidebox.broker.planning import Planner, RunOrder, User
-from tidebox.broker.sandboxes import Sandbox
-from tidebox.broker.stock import Stock
-from tidebox.broker.work import decode_work, encode_work
+from tidebox.broker.runs.planning import Planner, RunOrder, User
+from tidebox.broker.runs.run_plan import decode_work, encode_work
+from tidebox.broker.sandboxes.sandbox import Sandbox
+from tidebox.broker.sandboxes.warm_boxes import Stock
 from tidebox.config import load_settings
 from tidebox.embedded import Collector, Engine, run_on
 from tidebox.errors import PolicyUnsupported, RuntimeUnavailable, TideboxError

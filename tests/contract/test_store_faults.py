@@ -25,10 +25,10 @@ from tests.contract import postgres
 from tests.contract.database_proxy import standing_before
 from tests.contract.test_stores import make_claim, make_run, make_session, step
 from tests.unit.stage import ADA, Stage
-from tidebox.broker.audit import Audit
+from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.broker import Broker
-from tidebox.broker.frame import Frame
-from tidebox.broker.work import Work
+from tidebox.broker.runs.run_plan import Work
+from tidebox.broker.storage.log_frames import Frame
 from tidebox.errors import QuotaExceeded, StoreInDoubt, StoreUnavailable
 from tidebox.model.box import BoxSpec
 from tidebox.model.idempotency import Claim

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.contract.test_runtime import collect
-from tidebox.broker.workspace_files import WorkspaceFiles
-from tidebox.broker.workspacestore import WorkspaceStore
+from tidebox.broker.storage.local_workspace_store import WorkspaceFiles
+from tidebox.broker.storage.workspace_store import WorkspaceStore
 from tidebox.errors import NotFound, PayloadTooLarge, TideboxError
 from tidebox.files.trees import TreeLimits
 from tidebox.model.box import BoxSpec, Command

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from tests.sdk.peer import Talk, serving
-from tidebox.broker.providers.peer import Peer
+from tidebox.broker.sandboxes.providers.peer import Peer
 from tidebox.model.limits import MIB
 from tidebox.sdk.errors import ConnectionLost
 from tidebox.sdk.sockets import Socket

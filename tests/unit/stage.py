@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tidebox.broker.meter import Meter
+from tidebox.broker.run_metrics import Meter
 from tidebox.errors import TideboxError
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Exited, Output, Started

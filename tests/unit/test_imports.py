@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": {"errors", "model", "store.base"},
     "broker": {"errors", "model", "files", "store.base", "runtime.base", "cluster.membership"},
     # Sandboxes of other servers, of which this one is a client.
-    "broker.providers": {"protocols", "sdk"},
+    "broker.sandboxes.providers": {"protocols", "sdk"},
     "api": {"errors", "model", "files", "broker", "protocols", "lean"},
     "sdk": {"errors", "model", "protocols", "config"},
     "lsp": {"errors", "model", "files", "sdk", "stdio"},
@@ -78,6 +78,17 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Part of the package -> what it may name in annotations: it is passed values of it, and makes none.
 MAY_NAME: dict[str, set[str]] = {"api": {"config"}}
+
+# Package of the broker -> the other packages of the broker that it may import; "" is the modules of the broker itself
+# that all of them may import, which import none of them. ``broker`` puts them together.
+BROKER_MAY_IMPORT: dict[str, set[str]] = {
+    "": set(),
+    "audit": set(),
+    "storage": {"", "audit"},
+    "runs": {"", "audit", "storage"},
+    "sandboxes": {"", "audit"},
+    "broker": {"", "audit", "storage", "runs", "sandboxes"},
+}
 
 # These run under other interpreters than the server's, inside boxes and before them.
 BOX_PROGRAMS = ("wire", "agent", "spawner")
@@ -163,9 +174,10 @@ def is_allowed(found: Import) -> bool:
     importer, imported = part_of(found.importer), part_of(found.imported)
     if importer == imported or found.imported == "tidebox":
         return True
-    package = ".".join(found.importer.split(".")[1:3])
+    names = found.importer.split(".")[1:]
+    packages = (".".join(names[:length]) for length in range(2, len(names) + 1))
     named = MAY_NAME.get(importer, set()) if found.typing_only else set()
-    allowed = MAY_IMPORT[importer] | MAY_IMPORT.get(package, set()) | named
+    allowed = MAY_IMPORT[importer].union(named, *(MAY_IMPORT.get(package, set()) for package in packages))
     below = found.imported.removeprefix("tidebox.")
     return imported in allowed or any(below == entry or below.startswith(entry + ".") for entry in allowed)
 
@@ -176,6 +188,24 @@ def test_every_part_of_the_package_has_a_rule() -> None:
 
 def test_no_layer_imports_one_it_must_not_know() -> None:
     assert [str(found) for found in all_imports() if is_ours(found.imported) and not is_allowed(found)] == []
+
+
+def broker_package(module: str) -> str:
+    """The package of the broker that a module of it belongs to; "" for a module that all of them share."""
+    names = module.split(".")[2:]
+    return names[0] if names and (len(names) > 1 or names[0] in BROKER_MAY_IMPORT) else ""
+
+
+def test_packages_of_the_broker_import_each_other_in_one_direction() -> None:
+    packages = {broker_package(module) for module in MODULES if part_of(module) == "broker"}
+    assert packages == BROKER_MAY_IMPORT.keys()
+    wrong = []
+    for found in all_imports():
+        if part_of(found.importer) == part_of(found.imported) == "broker":
+            importer, imported = broker_package(found.importer), broker_package(found.imported)
+            if importer != imported and imported not in BROKER_MAY_IMPORT[importer]:
+                wrong.append(str(found))
+    assert wrong == []
 
 
 def test_no_import_cycles() -> None:

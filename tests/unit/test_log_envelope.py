@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tidebox.api.interpreter.envelope import MAX_MESSAGE_BYTES, error, render
 from tidebox.api.ranges import parse_range
 from tidebox.api.signing import Signer, base_url
-from tidebox.broker.frame import Frame
-from tidebox.broker.logwriter import PIECE_BYTES
+from tidebox.broker.runs.log_writer import PIECE_BYTES
+from tidebox.broker.storage.log_frames import Frame
 from tidebox.errors import Conflict, RangeNotSatisfiable, Unauthorized
 from tidebox.model.events import Output
 

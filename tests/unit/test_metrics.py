@@ -8,9 +8,9 @@ from pathlib import Path
 from tests.memory_store import DictStore
 from tests.unit.stage import ADA, Stage, ignore, make_order
 from tidebox.api.metrics import Levels, Metrics
-from tidebox.broker.audit import Audit
+from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.broker import Broker
-from tidebox.broker.work import Work
+from tidebox.broker.runs.run_plan import Work
 from tidebox.model.box import BoxSpec
 from tidebox.model.launch import plan_code
 from tidebox.model.run import RunFacts

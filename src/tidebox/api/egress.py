@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidebox.api.auth import LOCAL_USER
-from tidebox.broker.planning import User
+from tidebox.broker.runs.planning import User
 from tidebox.errors import Forbidden, InvalidRequest
 from tidebox.model.egress import MAX_RULES
 from tidebox.model.injection import MAX_INJECTED

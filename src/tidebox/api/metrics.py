@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from tidebox.api.asgi import Receive, Scope, Send
-from tidebox.broker.meter import Meter
+from tidebox.broker.run_metrics import Meter
 from tidebox.errors import Overloaded, TideboxError
 from tidebox.model.egress import REASONS
 from tidebox.model.events import EgressSeen

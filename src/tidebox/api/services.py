@@ -12,11 +12,11 @@ from tidebox.api.health import Health
 from tidebox.api.metrics import Metrics
 from tidebox.api.rates import RateLimiter
 from tidebox.api.signing import Signer
-from tidebox.broker.access import Sandboxes
-from tidebox.broker.audit import Audit
+from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.broker import Broker
-from tidebox.broker.filekeeping import FileKeeper
-from tidebox.broker.planning import Planner
+from tidebox.broker.runs.planning import Planner
+from tidebox.broker.runs.stored_run_files import FileKeeper
+from tidebox.broker.sandboxes.grants import Sandboxes
 from tidebox.model.languages import BUILT_IN, Languages
 from tidebox.model.policy import Policy
 from tidebox.model.runtimes import OfferedLanguage, Runtimes

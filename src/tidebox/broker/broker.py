@@ -1,7 +1,7 @@
 """What every surface talks to: two doors into one scheduler.
 
 ``execute`` is for what nobody needs to find again: it never touches the store and never waits. ``runs`` is for what
-is found again: see ``tidebox.broker.runs``. Both are admitted, queued, recorded and counted alike.
+is found again: see ``tidebox.broker.runs.journaled``. Both are admitted, queued, recorded and counted alike.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from tidebox.broker.admission import Capacity
-from tidebox.broker.audit import Audit
-from tidebox.broker.audit_reading import AuditQuery
-from tidebox.broker.execution import Execution
-from tidebox.broker.hub import Hub
-from tidebox.broker.keeping import Keeper
-from tidebox.broker.meter import Meter
-from tidebox.broker.quotas import Quotas
-from tidebox.broker.runs import Retention, Runs
-from tidebox.broker.scheduler import Scheduler
-from tidebox.broker.sessions import Sessions
+from tidebox.broker.audit.audit_log import Audit
+from tidebox.broker.audit.query import AuditQuery
+from tidebox.broker.run_metrics import Meter
+from tidebox.broker.runs.admission import Capacity
+from tidebox.broker.runs.ephemeral import Execution
+from tidebox.broker.runs.journaled import Retention, Runs
+from tidebox.broker.runs.log_hub import Hub
+from tidebox.broker.runs.quotas import Quotas
+from tidebox.broker.runs.run_files import Keeper
+from tidebox.broker.runs.scheduler import Scheduler
+from tidebox.broker.runs.sessions import Sessions
 from tidebox.cluster.membership import Membership
 from tidebox.errors import ShuttingDown, TideboxError
 from tidebox.model.artifact import Artifact

@@ -13,7 +13,7 @@ import pytest
 
 from tests.api.access.clients import Client, error_of, found, use, wait_for
 from tests.api.conftest import NO_CELLS, RunningServer
-from tidebox.broker.leases import Terms, due
+from tidebox.broker.sandboxes.leases import Terms, due
 from tidebox.model.sandbox import TRANSITIONS, Binding, SandboxState, Scope, ScopeType
 
 FAST = {"reaper_interval_sec": "0.1", "rate_limit": "off", **NO_CELLS}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.dataplane.plane import Plane, running_plane
 from tests.boxes import BoxRunner
-from tidebox.broker.sandboxes import Sandbox
+from tidebox.broker.sandboxes.sandbox import Sandbox
 
 
 @pytest.fixture(scope="module")

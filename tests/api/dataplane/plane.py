@@ -21,9 +21,9 @@ from tidebox.api.metrics import Levels, Metrics
 from tidebox.api.middleware import RequestLog
 from tidebox.api.rates import RateLimiter
 from tidebox.api.surface import Surface
-from tidebox.broker.audit import Audit
-from tidebox.broker.processes import Processes
-from tidebox.broker.sandboxes import Access, Gate, Sandbox
+from tidebox.broker.audit.audit_log import Audit
+from tidebox.broker.sandboxes.processes import Processes
+from tidebox.broker.sandboxes.sandbox import Access, Gate, Sandbox
 from tidebox.config import load_settings
 from tidebox.errors import Forbidden, Unauthorized
 from tidebox.model.box import BoxSpec

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.api.dataplane.plane import Plane
-from tidebox.broker.sandboxes import Sandbox
+from tidebox.broker.sandboxes.sandbox import Sandbox
 from tidebox.model.sandbox import Capability
 
 

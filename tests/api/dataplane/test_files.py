@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from tests.api.dataplane.plane import Plane
-from tidebox.broker.sandboxes import Sandbox
+from tidebox.broker.sandboxes.sandbox import Sandbox
 from tidebox.model.limits import MIB
 from tidebox.model.sandbox import Capability
 

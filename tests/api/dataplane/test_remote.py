@@ -11,9 +11,9 @@ from tests.api.dataplane import test_exec, test_files, test_sockets
 from tests.api.dataplane.plane import Plane, running_plane
 from tests.api.dataplane.test_files import there as there
 from tests.boxes import BoxRunner
-from tidebox.broker.providers.peer import Peer
-from tidebox.broker.providers.remote_sandbox import RemoteSandbox
-from tidebox.broker.sandboxes import Pass
+from tidebox.broker.sandboxes.providers.peer import Peer
+from tidebox.broker.sandboxes.providers.remote_sandbox import RemoteSandbox
+from tidebox.broker.sandboxes.sandbox import Pass
 from tidebox.model.principal import Actor
 from tidebox.model.sandbox import ALL_CAPABILITIES, Capability
 

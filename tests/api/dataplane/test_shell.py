@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.dataplane.plane import Plane, Socket
 from tests.runtimes import native_only
-from tidebox.broker.sandboxes import Sandbox
+from tidebox.broker.sandboxes.sandbox import Sandbox
 from tidebox.model.sandbox import Capability
 
 SHELL = "/v1/shell/ws"

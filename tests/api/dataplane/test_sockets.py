@@ -15,8 +15,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.api.dataplane.plane import Plane, Socket
 from tidebox.api.dataplane import connections, sockets
-from tidebox.broker import processes
-from tidebox.broker.sandboxes import Sandbox
+from tidebox.broker.sandboxes import processes
+from tidebox.broker.sandboxes.sandbox import Sandbox
 from tidebox.model.limits import MIB
 from tidebox.model.sandbox import Capability
 

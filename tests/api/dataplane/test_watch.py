@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.api.dataplane.plane import Plane, Socket
 from tests.runtimes import native_only
-from tidebox.broker.sandboxes import Sandbox
+from tidebox.broker.sandboxes.sandbox import Sandbox
 from tidebox.errors import ProvisionFailed
 from tidebox.files import watching
 from tidebox.model.ids import new_id

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.interpreter.service import Service, error_of
-from tidebox.broker.planning import Planner, User
+from tidebox.broker.runs.planning import Planner, User
 from tidebox.errors import InvalidRequest, InvalidSpecVersion, PolicyUnsupported
 from tidebox.model.egress import make_allowlist
 from tidebox.model.outward import EgressRules

@@ -10,7 +10,7 @@ from tidebox.api.access.requests import AcquireBody, RefreshBody, ReleaseBody
 from tidebox.api.asgi import Context, context_of, header
 from tidebox.api.common import CallerDep, DocumentRoute, ServicesDep, errors
 from tidebox.api.services import Services
-from tidebox.broker.held import Ask, Mode
+from tidebox.broker.sandboxes.live_binding import Ask, Mode
 from tidebox.errors import InvalidRequest, Unauthorized
 from tidebox.model.ids import new_id
 from tidebox.model.principal import Caller, Principal

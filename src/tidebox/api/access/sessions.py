@@ -23,7 +23,7 @@ from tidebox.api.asgi import context_of
 from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
 from tidebox.api.egress import way_out_of_sandbox
 from tidebox.api.packages import allowed_packages
-from tidebox.broker.held import Ask, Mode
+from tidebox.broker.sandboxes.live_binding import Ask, Mode
 from tidebox.model.sandbox import Scope, ScopeType
 from tidebox.protocols.access import PREFIX
 

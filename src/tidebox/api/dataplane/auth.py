@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidebox.api.asgi import Context, Scope, context_of
 from tidebox.api.dataplane.paths import Target
-from tidebox.broker.sandboxes import Access, Gate
+from tidebox.broker.sandboxes.sandbox import Access, Gate
 from tidebox.errors import Unauthorized
 from tidebox.model.principal import Caller
 from tidebox.protocols.access import MAX_TOKEN_BYTES

@@ -14,9 +14,9 @@ from tidebox.api.dataplane.failures import problem_of
 from tidebox.api.dataplane.paths import Target
 from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
 from tidebox.api.rates import RateLimiter
-from tidebox.broker.audit import Audit
-from tidebox.broker.processes import Processes
-from tidebox.broker.sandboxes import Access, Gate
+from tidebox.broker.audit.audit_log import Audit
+from tidebox.broker.sandboxes.processes import Processes
+from tidebox.broker.sandboxes.sandbox import Access, Gate
 from tidebox.errors import InvalidRequest, TideboxError, Unauthorized
 from tidebox.model.moments import iso_time
 from tidebox.model.sandbox import named

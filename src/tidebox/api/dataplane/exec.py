@@ -11,8 +11,8 @@ import msgspec
 
 from tidebox.api.dataplane.commands import make_command
 from tidebox.api.dataplane.rendering import shown_end
-from tidebox.broker.processes import Piece, Processes
-from tidebox.broker.sandboxes import LiveSandbox
+from tidebox.broker.sandboxes.processes import Piece, Processes
+from tidebox.broker.sandboxes.sandbox import LiveSandbox
 from tidebox.errors import InternalError, LimitOutOfRange
 from tidebox.model.sandbox import Capability
 from tidebox.protocols.dataplane.frames import Exit

@@ -6,7 +6,7 @@ import base64
 
 from msgspec import UNSET
 
-from tidebox.broker.processes import ProcessEnd
+from tidebox.broker.sandboxes.processes import ProcessEnd
 from tidebox.model.events import StreamName
 from tidebox.model.limits import MIB
 from tidebox.model.result import exit_status

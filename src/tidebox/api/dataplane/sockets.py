@@ -14,8 +14,8 @@ from tidebox.api.dataplane.connections import INTERNAL_ERROR, NORMAL, POLICY, Co
 from tidebox.api.dataplane.exec import seconds_of
 from tidebox.api.dataplane.paths import Target
 from tidebox.api.dataplane.rendering import Renderer, shown_end
-from tidebox.broker.processes import Process, Reader
-from tidebox.broker.sandboxes import Access
+from tidebox.broker.sandboxes.processes import Process, Reader
+from tidebox.broker.sandboxes.sandbox import Access
 from tidebox.errors import (
     BoxGone,
     Busy,

@@ -26,10 +26,10 @@ from tidebox.api.dataplane.watching import WatchConnection
 from tidebox.api.metrics import Metrics
 from tidebox.api.ranges import ByteRange, parse_range
 from tidebox.api.rates import RateLimiter
-from tidebox.broker.audit import Audit
-from tidebox.broker.processes import Processes
-from tidebox.broker.sandbox_files import SandboxFiles
-from tidebox.broker.sandboxes import Access, Gate, Inside
+from tidebox.broker.audit.audit_log import Audit
+from tidebox.broker.sandboxes.files import SandboxFiles
+from tidebox.broker.sandboxes.processes import Processes
+from tidebox.broker.sandboxes.sandbox import Access, Gate, Inside
 from tidebox.errors import FileOperationFailed, InvalidRequest, NotFound, TideboxError, Unauthorized
 from tidebox.model.limits import KIB
 from tidebox.model.sandbox import Capability

@@ -11,7 +11,7 @@ import structlog
 from tidebox.api.asgi import Scope, Send, context_of
 from tidebox.api.dataplane.connections import INTERNAL_ERROR, NORMAL, POLICY, Connection, Desk, revoked
 from tidebox.api.dataplane.paths import Target
-from tidebox.broker.sandboxes import Access, Watch
+from tidebox.broker.sandboxes.sandbox import Access, Watch
 from tidebox.errors import CapabilityDenied, Conflict, TideboxError, Unauthorized
 from tidebox.files.watching import Change, Kind
 from tidebox.model.launch import WORKSPACE

@@ -16,7 +16,7 @@ from tidebox.api.fathom.outbox import MAX_DATA_BYTES, Outbox
 from tidebox.api.fathom.requests import Refused, parse, refuse_oversized
 from tidebox.api.rates import RateLimiter
 from tidebox.broker.broker import Broker
-from tidebox.broker.execution import Execution
+from tidebox.broker.runs.ephemeral import Execution
 from tidebox.errors import Busy, ExecFailed, InvalidRequest, TideboxError, UnknownLanguage
 from tidebox.model.events import Event, Output, Started, StreamName
 from tidebox.model.languages import Languages

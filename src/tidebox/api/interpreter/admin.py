@@ -27,7 +27,7 @@ from tidebox.api.interpreter.admin_answers import (
 from tidebox.api.interpreter.queries import Found, IsoTime, Label, Moment, Text, label_of, seconds_of, timestamp
 from tidebox.api.interpreter.runs import RunId
 from tidebox.api.interpreter.signing import stream_url
-from tidebox.broker.audit_reading import AuditQuery
+from tidebox.broker.audit.query import AuditQuery
 from tidebox.model.listing import RunQuery
 from tidebox.model.moments import moment
 from tidebox.model.run import Phase

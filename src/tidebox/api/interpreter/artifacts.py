@@ -30,7 +30,7 @@ from tidebox.api.interpreter.downloads import (
 )
 from tidebox.api.interpreter.runs import RunId
 from tidebox.api.services import Services
-from tidebox.broker.artifacts import Artifacts
+from tidebox.broker.storage.artifacts import Artifacts
 from tidebox.errors import InvalidRequest, NotFound
 from tidebox.model.artifact import Artifact
 from tidebox.model.moments import iso_time

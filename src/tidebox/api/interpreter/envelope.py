@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tidebox.broker.frame import Frame, Gap
+from tidebox.broker.storage.log_frames import Frame, Gap
 from tidebox.errors import TideboxError
 from tidebox.model.events import EgressSeen, Output, Preparing
 from tidebox.model.limits import MIB

@@ -21,9 +21,9 @@ from tidebox.api.interpreter.downloads import DOWNLOADED, Download, RangeHeader,
 from tidebox.api.interpreter.multipart import FormUpload
 from tidebox.api.interpreter.requests import InlineFile
 from tidebox.api.interpreter.sources import GitRequest
-from tidebox.broker.planning import inline_files
-from tidebox.broker.uploads import Upload, Uploaded
-from tidebox.broker.workspacestore import KeptFile
+from tidebox.broker.runs.planning import inline_files
+from tidebox.broker.storage.uploads import Upload, Uploaded
+from tidebox.broker.storage.workspace_store import KeptFile
 from tidebox.errors import InvalidRequest, PayloadTooLarge
 from tidebox.files.kinds import HEAD_BYTES, content_type
 from tidebox.files.names import MAX_PATH_BYTES, split_name

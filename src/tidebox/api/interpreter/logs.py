@@ -15,9 +15,9 @@ from tidebox.api.common import CallerDep, ServicesDep, errors
 from tidebox.api.interpreter import envelope
 from tidebox.api.interpreter.runs import RunId
 from tidebox.api.ranges import ByteRange, parse_range
-from tidebox.broker.frame import Frame, Gap
-from tidebox.broker.hub import Reader
-from tidebox.broker.logstore import Extent, StoredLog
+from tidebox.broker.runs.log_hub import Reader
+from tidebox.broker.storage.log_frames import Frame, Gap
+from tidebox.broker.storage.log_store import Extent, StoredLog
 from tidebox.model.events import Output
 
 router = APIRouter(tags=["runs"])

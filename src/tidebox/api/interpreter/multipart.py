@@ -8,7 +8,7 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from tidebox.broker.uploads import Part, Upload
+from tidebox.broker.storage.uploads import Part, Upload
 from tidebox.errors import InvalidRequest, PayloadTooLarge
 from tidebox.files.names import shown
 from tidebox.files.staging import archive_kind

@@ -20,8 +20,8 @@ from tidebox.api.interpreter.run_answers import CancelAnswer, RunAnswer, RunList
 from tidebox.api.interpreter.signing import stream_url
 from tidebox.api.packages import check_packages
 from tidebox.api.services import Services
-from tidebox.broker.planning import RunOrder, inline_files, packages_of_session
-from tidebox.broker.stdin import StdinRules
+from tidebox.broker.runs.planning import RunOrder, inline_files, packages_of_session
+from tidebox.broker.runs.stdin import StdinRules
 from tidebox.errors import Forbidden, InvalidRequest
 from tidebox.model import policy
 from tidebox.model.listing import RunQuery

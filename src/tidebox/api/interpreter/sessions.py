@@ -15,7 +15,7 @@ from tidebox.api.interpreter.common import NO_DETAILS, Details
 from tidebox.api.interpreter.packages import allowed_packages
 from tidebox.api.interpreter.requests import SessionRequest
 from tidebox.api.services import Services
-from tidebox.broker.planning import patient, require_layers
+from tidebox.broker.runs.planning import patient, require_layers
 from tidebox.model.ids import new_id
 from tidebox.model.images import HOST
 from tidebox.model.moments import iso_time

@@ -22,8 +22,8 @@ from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
 from tidebox.api.interpreter import envelope
 from tidebox.api.interpreter.paths import run_of_stream
 from tidebox.api.services import Services
-from tidebox.broker.frame import Frame
-from tidebox.broker.hub import Reader
+from tidebox.broker.runs.log_hub import Reader
+from tidebox.broker.storage.log_frames import Frame
 from tidebox.errors import InvalidRequest, ShuttingDown, TideboxError, Unauthorized
 from tidebox.model.log import Ended, Heartbeat
 from tidebox.model.principal import ADMIN_ROLE, Caller, Principal

@@ -1,0 +1,298 @@
+"""Access to sandboxes: grants, and the tokens that prove them.
+
+A token is checked against what is live in this process, without asking the store: it is dead as soon as its binding
+is released, its sandbox lost, or its epoch over. Where clients use another server's sandbox themselves, that server's
+token is what they are granted; of such tokens no more than a digest is kept, to know them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tidebox.broker.audit.audit_log import Audit
+from tidebox.broker.sandboxes.bindings import Bindings
+from tidebox.broker.sandboxes.live_binding import Ask, Held
+from tidebox.broker.sandboxes.processes import Processes
+from tidebox.broker.sandboxes.reaper import Reaper
+from tidebox.broker.sandboxes.sandbox import Access, Gate, LiveSandbox
+from tidebox.errors import BoxGone, CapabilityDenied, Conflict, Expired, Forbidden, SandboxStarting, Unauthorized
+from tidebox.model.ids import new_id
+from tidebox.model.principal import Actor, Caller, Principal
+from tidebox.model.sandbox import (
+    Binding,
+    Capability,
+    CapabilityPolicy,
+    Grant,
+    SandboxState,
+    Scope,
+    ScopeType,
+    named,
+    token_scopes,
+)
+
+if TYPE_CHECKING:
+    from tidebox.broker.sandboxes.tokens import Claims, KeyRing
+
+_ANY_USER = ""
+# A sandbox on another server can be released or lost under whoever asks for it; but not each time.
+_TRIES = 5
+
+
+class Sandboxes(Gate):
+    """Grants access to sandboxes, and lets in whoever was granted it."""
+
+    def __init__(
+        self,
+        bindings: Bindings,
+        *,
+        audit: Audit,
+        keys: Callable[[], KeyRing],
+        capabilities: CapabilityPolicy,
+        bind_address: bool = False,
+        look_interval: float = 5.0,
+    ) -> None:
+        """``keys`` blocks, and loads cryptography; ``bind_address`` ties tokens to the address of who asked."""
+        self.bindings = bindings
+        self.terms = bindings.terms
+        self.processes = Processes()
+        self._audit = audit
+        self._load_keys = keys
+        self._keys: KeyRing | None = None
+        self.opened = asyncio.Event()
+        """Set once there are keys to make tokens with."""
+        self._capabilities = capabilities
+        self._bind_address = bind_address
+        self.granted = 0
+        """How many tokens were given out."""
+        self._ended_threads: dict[tuple[str, str], float] = {}
+        self._handed_out: dict[bytes, Claims] = {}
+        """What tokens of other servers mean here, by their digest."""
+        self._reaper = Reaper(self._look, look_interval)
+
+    @property
+    def keys(self) -> KeyRing:
+        """The keys of the tokens."""
+        assert self._keys is not None
+        return self._keys
+
+    async def start(self) -> None:
+        """Take up the bindings that an earlier server left."""
+        await self.bindings.start()
+
+    async def open(self) -> None:
+        """Be ready to grant, and to let in; cryptography is loaded for it."""
+        self._keys = await asyncio.to_thread(self._load_keys)
+        self._reaper.start()
+        self.opened.set()
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        await self._reaper.close()
+        await self.bindings.close()
+
+    async def grant(self, caller: Caller, ask: Ask) -> Grant:
+        """Access to the sandbox of a scope; raises what ``Bindings.obtain`` does, and ``CapabilityDenied``."""
+        self._audit.check()
+        capabilities = self._capabilities.granted(caller.principal, ask.actor, ask.capabilities)
+        self.bindings.providers.preferred(ask.provider)
+        before = self.bindings.of_scope(ask.scope)
+        waited = before is not None and before.usable is None
+        held, grant = await self._obtained(caller, ask, capabilities)
+        held.last = (ask.actor, ask.capabilities)
+        recreated = held.recreated and (waited or not held.told)
+        held.told = True
+        if grant.thread_id is not None:
+            self._ended_threads.pop((caller.principal.user, grant.thread_id), None)
+            self._ended_threads.pop((_ANY_USER, grant.thread_id), None)
+        return replace(grant, recreated=recreated)
+
+    async def _obtained(
+        self, caller: Caller, ask: Ask, capabilities: frozenset[Capability], tries: int = _TRIES
+    ) -> tuple[Held, Grant]:
+        held, sandbox = await self.bindings.obtain(caller, ask)
+        thread_id = ask.thread_id or held.binding.thread_id
+        try:
+            return held, await self._minted(held, sandbox, caller, ask.actor, capabilities, thread_id)
+        except BoxGone:
+            if tries <= 1 and held.over:
+                raise Conflict("the sandbox is released as often as it is asked for", scope=ask.scope.id) from None
+            if tries <= 1:
+                raise
+        return await self._obtained(caller, ask, capabilities, tries - 1)
+
+    async def _minted(
+        self,
+        held: Held,
+        sandbox: LiveSandbox,
+        caller: Caller,
+        actor: Actor,
+        capabilities: frozenset[Capability],
+        thread_id: str | None,
+    ) -> Grant:
+        """A fresh token; whoever gets one needs the sandbox."""
+        from tidebox.broker.sandboxes.tokens import Claims
+
+        epoch = held.epoch
+        leave = await sandbox.admit(actor, capabilities)
+        if held.over or held.usable is not sandbox:
+            raise BoxGone("the sandbox is gone", sandbox_id=sandbox.id)
+        now = time.time()
+        held.binding = self.terms.leased(held.binding, now)
+        if not sandbox.in_use and not sandbox.frozen:
+            held.used()
+        if leave is not None and not (capabilities := capabilities & leave.capabilities):
+            raise CapabilityDenied("the server of the sandbox grants nothing of it")
+        direct = leave if sandbox.base_url is not None else None
+        # No token outlives its binding.
+        expires = int(
+            direct.expires_at if direct is not None else min(now + self.terms.token_ttl, held.binding.expires_at)
+        )
+        claims = Claims(
+            sub=caller.principal.user,
+            sandbox_id=sandbox.id,
+            binding=held.binding.id,
+            capabilities=named(capabilities),
+            scopes=token_scopes(capabilities),
+            iat=int(now),
+            exp=expires,
+            jti=new_id("tok"),
+            epoch=epoch,
+            actor=actor,
+            thread_id=thread_id,
+            address=caller.address if self._bind_address else None,
+        )
+        if direct is not None:
+            self._handed_out[_digest(direct.token)] = claims
+        self.granted += 1
+        return Grant(
+            binding=held.binding,
+            sandbox_id=sandbox.id,
+            token=direct.token if direct is not None else self.keys.sign(claims),
+            expires_at=float(expires),
+            capabilities=capabilities,
+            thread_id=thread_id,
+            base_url=sandbox.base_url,
+        )
+
+    async def authorize(self, token: str, *, address: str, sandbox_id: str | None = None) -> Access:
+        """What a token gives access to."""
+        claims, held, sandbox = self._proven(token, address)
+        if sandbox.base_url is not None:
+            raise Unauthorized("the sandbox of the token is on another server, and is used there")
+        if sandbox_id not in (None, sandbox.id):
+            raise Forbidden("the token is for another sandbox")
+        return Access(
+            sandbox,
+            frozenset(map(Capability, claims.capabilities)),
+            float(claims.exp),
+            _holder(claims),
+            still_good=lambda: held.epoch == claims.epoch,
+        )
+
+    def holder(self, token: str, address: str) -> Principal:
+        """Whose a token is; raises as ``authorize`` does."""
+        return _holder(self._proven(token, address)[0])
+
+    def _proven(self, token: str, address: str) -> tuple[Claims, Held, LiveSandbox]:
+        handed_out = self._handed_out.get(_digest(token)) if self._handed_out else None
+        if handed_out is not None and handed_out.exp <= time.time():
+            raise Unauthorized("the token has expired")
+        claims = handed_out or self.keys.verify(token)
+        held = self.bindings.live(claims.binding)
+        sandbox = held.usable if held is not None else None
+        if held is None or sandbox is None or sandbox.id != claims.sandbox_id:
+            raise Unauthorized("the sandbox of the token is gone")
+        if held.epoch != claims.epoch:
+            raise Unauthorized("the token was revoked")
+        if claims.address not in (None, address):
+            raise Unauthorized("the token is bound to another address")
+        return claims, held, sandbox
+
+    async def refresh_token(self, token: str, address: str, caller: Caller | None = None) -> Grant:
+        """A new token for one that is still good, of ``caller``'s own where he has another credential too."""
+        self._audit.check()
+        claims, held, sandbox = self._proven(token, address)
+        if caller is not None and caller.principal.user != claims.sub:
+            raise Forbidden("the token is another user's")
+        if self._thread_ended(claims):
+            raise Unauthorized("the thread of the token has ended")
+        principal = _holder(claims)
+        holder = caller or Caller(principal, address, "", "")
+        capabilities = frozenset(map(Capability, claims.capabilities))
+        try:
+            return await self._minted(held, sandbox, holder, principal.actor, capabilities, claims.thread_id)
+        except BoxGone:
+            raise Unauthorized("the sandbox of the token is gone") from None
+
+    def _thread_ended(self, claims: Claims) -> bool:
+        thread = claims.thread_id
+        return thread is not None and any((user, thread) in self._ended_threads for user in (claims.sub, _ANY_USER))
+
+    async def refresh(self, caller: Caller, binding_id: str) -> Grant:
+        """A new token for the owner of a binding; what it covers is as it was last granted."""
+        self._audit.check()
+        held = await self.bindings.found(caller, binding_id)
+        sandbox = held.usable
+        if sandbox is None:
+            if held.starting is not None:
+                raise SandboxStarting("the sandbox is being made", retry_after=1.0)
+            raise _lost(binding_id)
+        actor, requested = held.last
+        capabilities = self._capabilities.granted(caller.principal, actor, requested)
+        try:
+            return await self._minted(held, sandbox, caller, actor, capabilities, held.binding.thread_id)
+        except BoxGone:
+            raise _lost(binding_id) from None
+
+    async def heartbeat(self, caller: Caller, binding_id: str) -> Binding:
+        """Say that a binding is still needed; tokens are not touched by it."""
+        held = await self.bindings.found(caller, binding_id)
+        held.binding = self.terms.leased(held.binding, time.time())
+        held.unsaved = True
+        if held.binding.state is SandboxState.IDLE:
+            held.used()
+        if held.sandbox is not None:
+            held.sandbox.needed()
+        return held.binding
+
+    async def revoke(self, caller: Caller, binding_id: str) -> Binding:
+        """Let every token of a binding be dead; its sandbox goes on."""
+        held = await self.bindings.found(caller, binding_id, admin=True)
+        held.epoch += 1
+        if held.sandbox is not None:
+            await held.sandbox.revoke()
+        return held.binding
+
+    async def end_scope(self, caller: Caller, scope: Scope) -> Binding | None:
+        """Remove what belonged to a thread, say, that has ended; tokens made for it are not refreshed any more."""
+        ended = await self.bindings.end_scope(caller, scope)
+        if scope.type is ScopeType.THREAD:
+            user = _ANY_USER if caller.principal.is_admin else caller.principal.user
+            self._ended_threads[user, scope.id] = time.time()
+        return ended
+
+    async def _look(self) -> None:
+        """See to what time has brought about."""
+        self.keys.rotate_if_due()
+        now = time.time()
+        self._handed_out = {digest: claims for digest, claims in self._handed_out.items() if claims.exp > now}
+        oldest = now - self.terms.token_ttl - 1
+        self._ended_threads = {thread: at for thread, at in self._ended_threads.items() if at > oldest}
+        await self.bindings.look()
+
+
+def _holder(claims: Claims) -> Principal:
+    return Principal(claims.sub, actor="agent" if claims.actor == "agent" else "human")
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _lost(binding_id: str) -> Expired:
+    return Expired("the sandbox is lost; ask for a new one", binding_id=binding_id)

@@ -1,0 +1,114 @@
+"""What a provider of sandboxes is, and which one is asked."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tidebox.broker.sandboxes.sandbox import LiveSandbox
+from tidebox.errors import RuntimeUnavailable
+from tidebox.model.events import EgressSeen, Preparing
+from tidebox.model.outward import BoxEgress
+from tidebox.model.packages import NO_PACKAGES, Packages
+from tidebox.model.providers import AUTO
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a sandbox has besides what all have."""
+
+    packages: Packages = NO_PACKAGES
+    egress: BoxEgress | None = None
+    tell: Callable[[Preparing], None] = lambda _: None
+    """Hears what is done for the packages."""
+    tell_egress: Callable[[EgressSeen], None] = lambda _: None
+    """Hears of the connections that its programs make and are denied."""
+    user: str = ""
+    """Who asks for them."""
+
+    def __bool__(self) -> bool:
+        return bool(self.packages) or self.egress is not None
+
+
+NO_EXTRAS = Extras()
+
+
+class Provider(abc.ABC):
+    """Makes sandboxes for bindings, each of which has one at a time, and finds them again."""
+
+    name: str
+    keeps: bool
+    """Whether its sandboxes outlive this server."""
+
+    @property
+    @abc.abstractmethod
+    def up(self) -> bool:
+        """Whether it is worth asking."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether whoever asks now waits for many others, so that another one is asked first."""
+        return False
+
+    @property
+    def silent_for(self) -> float:
+        """The seconds between the first and the last try since it answered; 0 where it did."""
+        return 0.0
+
+    @abc.abstractmethod
+    async def start(self) -> None:
+        """Be ready."""
+
+    @abc.abstractmethod
+    def take(self) -> LiveSandbox | None:
+        """A sandbox that is ready for any binding, if there is one."""
+
+    @abc.abstractmethod
+    async def create(self, binding_id: str, like: LiveSandbox | None = None, extras: Extras = NO_EXTRAS) -> LiveSandbox:
+        """The sandbox of a binding: the one it has here, or a new one with ``extras``; with ``like``, that one, shared.
+
+        Raises ``RuntimeUnavailable``, ``ProvisionFailed`` or ``ProviderUnavailable`` where it can make none.
+        """
+
+    @abc.abstractmethod
+    async def resume(self, binding_id: str) -> LiveSandbox | None:
+        """The sandbox that an earlier server had from here for a binding, if it is still there."""
+
+    @abc.abstractmethod
+    async def release(self, binding_id: str) -> None:
+        """A binding ended: nothing of it is needed here any more. Raises nothing; what fails is tried again later."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Let go of everything."""
+
+
+class Providers:
+    """All of them, in the order in which they are asked."""
+
+    def __init__(self, providers: Sequence[Provider]) -> None:
+        self._by_name = {provider.name: provider for provider in providers}
+
+    def get(self, name: str) -> Provider | None:
+        """The one of that name."""
+        return self._by_name.get(name)
+
+    def preferred(self, preference: str) -> list[Provider]:
+        """Those that may be asked, best first: the one that is named, or all, first those that are up and not busy."""
+        if preference == AUTO:
+            return sorted(self._by_name.values(), key=lambda provider: (not provider.up, provider.busy))
+        named = self._by_name.get(preference)
+        if named is None:
+            raise RuntimeUnavailable(f"there is no provider {preference!r} here", provider=preference)
+        return [named]
+
+    async def start(self) -> None:
+        """Be ready."""
+        for provider in self._by_name.values():
+            await provider.start()
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        for provider in self._by_name.values():
+            await provider.close()

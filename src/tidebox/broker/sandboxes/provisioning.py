@@ -1,0 +1,242 @@
+"""How a binding comes to its sandbox: from the first provider that can make one, or from the one that has it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tidebox.broker.audit.audit_log import Audit
+from tidebox.broker.internal_errors import internal_error
+from tidebox.broker.sandboxes.leases import Terms
+from tidebox.broker.sandboxes.live_binding import Held, Over
+from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Extras, Provider, Providers
+from tidebox.broker.sandboxes.sandbox import LiveSandbox
+from tidebox.errors import (
+    BoxGone,
+    ProviderUnavailable,
+    ProvisionFailed,
+    RuntimeUnavailable,
+    StoreUnavailable,
+    TideboxError,
+)
+from tidebox.model.events import EgressSeen, Preparing
+from tidebox.model.packages import PACKAGE_ERRORS
+from tidebox.model.principal import Caller, Principal
+from tidebox.model.providers import AUTO
+from tidebox.model.sandbox import Binding, SandboxState
+from tidebox.store.base import Store
+
+REAPER = Caller(Principal("system"), "", "", "reaper")
+# After these the next provider is asked.
+_CANNOT = (RuntimeUnavailable, ProvisionFailed, ProviderUnavailable, BoxGone)
+
+
+class Provisioner:
+    """Gives bindings their sandboxes, and sees when they are lost."""
+
+    def __init__(
+        self,
+        providers: Providers,
+        store: Store,
+        audit: Audit,
+        terms: Terms,
+        having: Callable[[str], Sequence[Held]],
+    ) -> None:
+        """``having`` tells which bindings have a sandbox."""
+        self.providers = providers
+        self._having = having
+        self._store = store
+        self._audit = audit
+        self._terms = terms
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def candidates(self, binding: Binding, preference: str) -> list[Provider]:
+        """Who makes a sandbox anew: whoever made the last one, which may still be there; then others, if it is gone."""
+        known = self.providers.get(binding.provider)
+        if known is None:
+            return self.providers.preferred(AUTO)
+        if preference != AUTO or not self.is_gone(binding):
+            return [known]
+        return [known, *(other for other in self.providers.preferred(AUTO) if other is not known)]
+
+    def is_gone(self, binding: Binding) -> bool:
+        """Whether the provider of a binding has been silent for so long that what it had is idle, and so over."""
+        provider = self.providers.get(binding.provider)
+        return provider is not None and provider.silent_for > self._terms.idle_timeout
+
+    async def give_up(self, held: Held, sandbox: LiveSandbox) -> None:
+        """Take a sandbox for lost whose provider is gone, so that the next who asks gets another one."""
+        self.lose(held, sandbox)
+        held.sandbox = None
+        await sandbox.close()
+
+    async def provision(
+        self,
+        held: Held,
+        candidates: Sequence[Provider],
+        fresh: LiveSandbox | None = None,
+        like: LiveSandbox | None = None,
+        extras: Extras = NO_EXTRAS,
+    ) -> None:
+        """Give a binding a sandbox: ``fresh``, which the first of the candidates had ready, or one that they make."""
+        lost, held.sandbox = held.sandbox, None
+        if lost is not None:
+            await lost.close()
+        provider = candidates[0]
+        if fresh is None:
+            try:
+                provider, fresh = await self._made(held, candidates, like, extras)
+            except TideboxError as error:
+                held.go(SandboxState.FAILED)
+                self.record("sandbox.access.failed", held.binding, error.code)
+                raise
+        await self._place(held, provider, fresh)
+
+    async def _made(
+        self, held: Held, candidates: Sequence[Provider], like: LiveSandbox | None, extras: Extras
+    ) -> tuple[Provider, LiveSandbox]:
+        reasons: list[TideboxError] = []
+        packages = extras.packages
+
+        def tell(event: Preparing) -> None:
+            if event.layer is not None:
+                self.record(
+                    "sandbox.packages.built", held.binding, "built", packages=packages.shown(), layer=event.layer
+                )
+
+        def tell_egress(seen: EgressSeen) -> None:
+            outcome = "allowed" if seen.allowed else "denied"
+            self.record(f"sandbox.access.egress_{outcome}", held.binding, seen.reason or outcome, **seen.shown())
+
+        for provider in candidates:
+            held.asked.add(provider.name)
+            try:
+                wanted = replace(extras, tell=tell, tell_egress=tell_egress, user=held.binding.user)
+                return provider, await provider.create(held.binding.id, like, wanted)
+            except PACKAGE_ERRORS as error:
+                self.record("sandbox.packages.failed", held.binding, error.code, packages=packages.shown())
+                raise
+            except _CANNOT as error:
+                reasons.append(error)
+        # The best of them is the one whose reason counts.
+        raise reasons[0]
+
+    async def resume(self, held: Held, provider: Provider) -> None:
+        """Give a binding the sandbox that it had when this server was another."""
+        held.asked.add(provider.name)
+        try:
+            found = await provider.resume(held.binding.id)
+        except TideboxError:
+            held.go(SandboxState.FAILED)
+            raise
+        if found is None:
+            held.go(SandboxState.FAILED)
+            self.record("sandbox.access.lost", held.binding, "box_gone")
+        else:
+            await self._place(held, provider, found)
+
+    async def _place(self, held: Held, provider: Provider, sandbox: LiveSandbox) -> None:
+        if held.over:
+            self.discard(sandbox)
+            raise Over
+        self._check_id(held, provider, sandbox)
+        sandbox.bind(held.binding.id, lambda seconds: self._used(held, sandbox, seconds))
+        known = held.binding.sandbox_id
+        held.recreated, held.had_sandbox, held.told = held.had_sandbox and sandbox.id != known, True, False
+        held.sandbox = sandbox
+        held.binding = self._terms.leased(
+            replace(held.binding, sandbox_id=sandbox.id, provider=provider.name), time.time()
+        )
+        held.go(SandboxState.ACTIVE)
+        sandbox.on_gone(lambda: self.lose(held, sandbox))
+        if sandbox.gone:
+            self.lose(held, sandbox)
+        if provider.keeps:
+            await self._save(held)
+        for name in held.asked - {provider.name}:
+            self._later(self._release(name, held.binding.id))
+        held.asked &= {provider.name}
+
+    def _check_id(self, held: Held, provider: Provider, sandbox: LiveSandbox) -> None:
+        """Another server must not name a sandbox of somebody else's as its own."""
+        whose = (held.binding.user, provider.name)
+        for other in self._having(sandbox.id):
+            if other is not held and (other.binding.user, other.binding.provider) != whose:
+                self.discard(sandbox)
+                held.go(SandboxState.FAILED)
+                raise ProviderUnavailable(f"the provider {provider.name} gives out what is another's")
+
+    async def _save(self, held: Held) -> None:
+        """Where a sandbox outlives this server, the next one has to know where it is."""
+        held.unsaved = False
+        try:
+            await self._store.save_binding(held.binding)
+        except StoreUnavailable:
+            held.unsaved = True
+            raise
+
+    def _used(self, held: Held, sandbox: LiveSandbox, seconds_ago: float) -> None:
+        at = time.time() - seconds_ago
+        if at > held.binding.active_at:
+            held.binding = replace(held.binding, active_at=at)
+            # What is lost may still be told of, when another one is being made or all is over.
+            if seconds_ago < self._terms.idle_timeout and held.sandbox is sandbox and held.binding.state.live:
+                held.used()
+
+    def lose(self, held: Held, sandbox: LiveSandbox) -> None:
+        """A sandbox is gone by itself; the binding stays. Harmless where that is known."""
+        if held.over or held.sandbox is not sandbox or not held.binding.state.live:
+            return
+        held.go(SandboxState.FAILED)
+        self.record("sandbox.access.lost", held.binding, "box_gone")
+
+    async def end(self, held: Held) -> None:
+        """Leave nothing of a binding's sandbox."""
+        if held.sandbox is not None:
+            await held.sandbox.close()
+        for name in held.asked:
+            await self._release(name, held.binding.id)
+
+    async def _release(self, name: str, binding_id: str) -> None:
+        provider = self.providers.get(name)
+        if provider is not None:
+            await provider.release(binding_id)
+
+    def discard(self, sandbox: LiveSandbox) -> None:
+        """Let go of a sandbox that no binding has, or may have, in the background."""
+        self._later(sandbox.close())
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closed)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._closing.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, TideboxError):
+            internal_error("the end of a sandbox", error)
+
+    @property
+    def closing(self) -> set[asyncio.Task[None]]:
+        """What is still being let go of."""
+        return set(self._closing)
+
+    def record(self, event: str, binding: Binding, outcome: str, **more: Any) -> None:
+        """Write into the audit log what happened to a binding by itself."""
+        self._audit.record(
+            event,
+            REAPER,
+            outcome,
+            binding_id=binding.id,
+            sandbox_id=binding.sandbox_id,
+            scope_type=binding.scope.type.value,
+            scope_id=binding.scope.id,
+            thread_id=binding.thread_id,
+            owner=binding.user,
+            provider=binding.provider,
+            **more,
+        )

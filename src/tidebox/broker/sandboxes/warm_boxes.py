@@ -1,0 +1,136 @@
+"""A few long-lived boxes that are ready before anybody asks for one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Extras
+from tidebox.errors import RuntimeUnavailable, StartupTimeout, TideboxError
+from tidebox.model.box import BoxSpec
+from tidebox.model.events import Preparing
+from tidebox.model.ids import new_id
+from tidebox.model.order import STARTUP_SECONDS
+from tidebox.runtime.base import Box, Runtime
+
+_log = logging.getLogger(__name__)
+
+# Whoever took a box needs the processors now.
+_BREATH_SECONDS = 0.05
+_RETRY_SECONDS = 1.0
+_LONGEST_RETRY_SECONDS = 60.0
+
+Provide = Callable[[BoxSpec, Callable[[Preparing], None]], Awaitable[BoxSpec]]
+
+
+@dataclass(frozen=True, slots=True)
+class FreshBox:
+    """A box that nobody has used, and the id by which clients will know it."""
+
+    sandbox_id: str
+    box: Box
+
+
+class Stock:
+    """Opens long-lived boxes, some of them beforehand."""
+
+    def __init__(self, runtime: Runtime, spec: BoxSpec, size: int, provide: Provide | None = None) -> None:
+        """``provide`` puts the packages of a spec into its image."""
+        self._runtime = runtime
+        self._provide = provide
+        self._spec = spec
+        self._size = size
+        self._ready: deque[FreshBox] = deque()
+        self.opening = 0
+        """How many boxes are being made."""
+        self._wanted = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._discarding: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to fill."""
+        if self._size:
+            self._wanted.set()
+            self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="stock of sandboxes")
+
+    @property
+    def ready(self) -> int:
+        """How many boxes wait to be taken."""
+        return len(self._ready)
+
+    def take(self) -> FreshBox | None:
+        """A box that is ready, if there is one."""
+        self._wanted.set()
+        while self._ready:
+            found = self._ready.popleft()
+            if not found.box.gone:
+                return found
+            self._discard(found)
+        return None
+
+    def _discard(self, fresh: FreshBox) -> None:
+        task = asyncio.get_running_loop().create_task(fresh.box.close())
+        self._discarding.add(task)
+        task.add_done_callback(self._discarding.discard)
+
+    async def open(self, extras: Extras = NO_EXTRAS) -> FreshBox:
+        """A new box; what is done for its packages does not count as its start."""
+        sandbox_id = new_id("sb")
+        relayed = sandbox_id if self._runtime.features.relays else None
+        spec = replace(self._spec, sandbox_id=relayed, packages=extras.packages, egress=extras.egress)
+        if extras.packages:
+            spec = replace(spec, packages_for=extras.user)
+            if self._provide is None:
+                raise RuntimeUnavailable("sandboxes have no packages here")
+            spec = await self._provide(spec, extras.tell)
+        limit = asyncio.timeout(STARTUP_SECONDS)
+        self.opening += 1
+        try:
+            async with limit:
+                box = await self._runtime.open(spec)
+            if extras.egress is not None:
+                box.on_egress(extras.tell_egress)
+            return FreshBox(sandbox_id, box)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise StartupTimeout(f"no sandbox could be made within {STARTUP_SECONDS:g} s", step="start") from None
+        finally:
+            self.opening -= 1
+
+    async def _keep(self) -> None:
+        pause = _RETRY_SECONDS
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            await asyncio.sleep(_BREATH_SECONDS)
+            self._drop_dead()
+            while len(self._ready) < self._size:
+                try:
+                    fresh = await self.open()
+                except TideboxError as error:
+                    _log.warning("no box could be made ready: %s", error)
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, _LONGEST_RETRY_SECONDS)
+                    continue
+                pause = _RETRY_SECONDS
+                fresh.box.on_gone(self._wanted.set)
+                self._ready.append(fresh)
+
+    def _drop_dead(self) -> None:
+        for fresh in [fresh for fresh in self._ready if fresh.box.gone]:
+            self._ready.remove(fresh)
+            self._discard(fresh)
+
+    async def close(self) -> None:
+        """Throw away what nobody took."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        while self._ready:
+            self._discard(self._ready.popleft())
+        if self._discarding:
+            await asyncio.wait(self._discarding)

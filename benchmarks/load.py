@@ -27,7 +27,7 @@ from tidebox.cli.served import PROGRAM, Served
 from tidebox.errors import TideboxError
 from tidebox.model.result import Outcome
 from tidebox.sdk import AsyncClient, Result
-from tidebox.sdk.session import Options
+from tidebox.sdk.fathom_session import ExecuteOptions
 
 # The server tells how many tasks and objects it has when it is asked by a signal.
 TELLING = f"""
@@ -54,7 +54,7 @@ class Program:
     code: str
     right: Callable[[Result], bool]
     language: str = "python"
-    options: Options = field(default_factory=Options)
+    options: ExecuteOptions = field(default_factory=ExecuteOptions)
 
 
 def prints(text: str) -> Callable[[Result], bool]:

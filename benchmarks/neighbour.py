@@ -24,13 +24,13 @@ from tidebox.cli.figures import Samples
 from tidebox.cli.served import Served
 from tidebox.errors import TideboxError
 from tidebox.sdk import AsyncClient
-from tidebox.sdk.session import Options
+from tidebox.sdk.fathom_session import ExecuteOptions
 
 MOST = 3.0
 _TURNS = 5
 # The attack is to be under way, and what it holds to be held, when the first sample is taken.
 _AHEAD_SECONDS = 0.3
-_LIMITS: Options = {"timeout": 60.0, "memory": 256 * 1024 * 1024, "output": 1 << 34}
+_LIMITS: ExecuteOptions = {"timeout": 60.0, "memory": 256 * 1024 * 1024, "output": 1 << 34}
 _SETTINGS = {"rate_limit": "off", "pool_node": "0", "pool_sandboxes": "0"}
 
 

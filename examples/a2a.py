@@ -12,7 +12,7 @@ import sys
 import httpx2
 
 from tidebox.sdk import AsyncAccess, AsyncSandbox
-from tidebox.sdk.target import DEFAULT_URL
+from tidebox.sdk.server_target import DEFAULT_URL
 
 
 async def research(url: str, context_id: str) -> str:

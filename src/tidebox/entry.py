@@ -29,9 +29,9 @@ def run(
     """
     if (url := _server(server)) is None:
         return embedded.run(code, language, **options)
-    from tidebox.sdk.portal import Portal
+    from tidebox.sdk.loop_thread import LoopThread
 
-    portal = Portal()
+    portal = LoopThread()
     try:
         return portal.call(lambda: _run_there(url, code, language, options))
     finally:
@@ -56,8 +56,8 @@ def _server(given: str | None) -> str | None:
 
 
 async def _run_there(url: str, code: str | bytes | None, language: str, options: RunOptions) -> Result:
-    from tidebox.sdk.engine import ServerEngine
     from tidebox.sdk.interpreter.client import AsyncInterpreter
+    from tidebox.sdk.server_engine import ServerEngine
 
     async with AsyncInterpreter(url) as client:
         return await run_on(ServerEngine(client), code, language, **options)

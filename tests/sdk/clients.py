@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 from tidebox.sdk import AsyncClient, AsyncExecution, Health, Output, Result, Status
-from tidebox.sdk.session import Options
+from tidebox.sdk.fathom_session import ExecuteOptions
 
 Answer = TypeVar("Answer")
 
@@ -35,8 +35,8 @@ class AnyClient(Protocol):
 
     def connect(self) -> None: ...
     def close(self) -> None: ...
-    def run(self, code: str, language: str = "python", **options: Unpack[Options]) -> Result: ...
-    def start(self, code: str, language: str = "python", **options: Unpack[Options]) -> AnyExecution: ...
+    def run(self, code: str, language: str = "python", **options: Unpack[ExecuteOptions]) -> Result: ...
+    def start(self, code: str, language: str = "python", **options: Unpack[ExecuteOptions]) -> AnyExecution: ...
     def ping(self) -> Health: ...
 
 
@@ -72,10 +72,10 @@ class BlockingClient:
     def close(self) -> None:
         self._loop.call(self._client.close())
 
-    def run(self, code: str, language: str = "python", **options: Unpack[Options]) -> Result:
+    def run(self, code: str, language: str = "python", **options: Unpack[ExecuteOptions]) -> Result:
         return self._loop.call(self._client.run(code, language, **options))
 
-    def start(self, code: str, language: str = "python", **options: Unpack[Options]) -> BlockingExecution:
+    def start(self, code: str, language: str = "python", **options: Unpack[ExecuteOptions]) -> BlockingExecution:
         return BlockingExecution(self._loop, self._loop.call(self._client.start(code, language, **options)))
 
     def ping(self) -> Health:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tidebox.errors import BoxGone, FileOperationFailed, InternalError, InvalidRequest, RateLimited, TideboxError
 from tidebox.protocols.dataplane.frames import decode_frame as decode
 from tidebox.sdk import ServerProtocolError, ServerRefused, ServerUnreachable, VersionRefused
-from tidebox.sdk.failures import from_answer
-from tidebox.sdk.sandboxes.grants import Grant, from_config, from_negotiation, from_session, with_token
+from tidebox.sdk.error_decoding import from_answer
+from tidebox.sdk.sandboxes.grants import SandboxGrant, from_config, from_negotiation, from_session, with_token
 
 # As the specifications print them.
 SESSION: dict[str, Any] = {
@@ -42,7 +42,7 @@ SERVER = "https://server/behind"
 
 def test_the_answer_of_the_access_protocol() -> None:
     grant = from_session(json.dumps(SESSION).encode())
-    assert grant == Grant(
+    assert grant == SandboxGrant(
         sandbox_id="sb_123",
         token="provider_token",
         expires_at=1772223600.0,

@@ -38,7 +38,7 @@ from tidebox.sdk import (
     RunEnd,
     ServerUnreachable,
 )
-from tidebox.sdk.transfers import Content
+from tidebox.sdk.file_content import Content
 
 EVERY_BYTE = bytes(range(256))
 PRINT_HELLO = ["python3", "-c", "print('hello')"]

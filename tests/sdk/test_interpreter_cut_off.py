@@ -35,9 +35,9 @@ from tidebox.sdk import (
     ServerRefused,
     ServerUnreachable,
 )
-from tidebox.sdk import http as http_module
+from tidebox.sdk import http_client as http_module
 from tidebox.sdk.interpreter import calls as calls_module
-from tidebox.sdk.interpreter import log as log_module
+from tidebox.sdk.interpreter import run_log as log_module
 
 PREFIX = "/api/v1/sandbox"
 LINES = 200_000

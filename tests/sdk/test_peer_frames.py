@@ -10,7 +10,7 @@ from tests.sdk.peer import Talk, serving
 from tidebox.broker.sandboxes.providers.peer import Peer
 from tidebox.model.limits import MIB
 from tidebox.sdk.errors import ConnectionLost
-from tidebox.sdk.sockets import Socket
+from tidebox.sdk.message_socket import MessageSocket
 
 
 async def test_frames_of_another_server_are_bounded() -> None:
@@ -21,7 +21,7 @@ async def test_frames_of_another_server_are_bounded() -> None:
 
     with serving(talk) as server:
         peer = Peer("other", server.url, "key")
-        socket = await Socket.open(peer.http, server.url.replace("http", "ws"), "token")
+        socket = await MessageSocket.open(peer.http, server.url.replace("http", "ws"), "token")
         assert len(await socket.receive() or b"") == 4 * MIB
         with pytest.raises(ConnectionLost):
             await socket.receive()
@@ -38,7 +38,7 @@ async def test_a_flood_of_frames_that_say_nothing_is_cut_off(frame: bytes) -> No
 
     with serving(talk) as server:
         peer = Peer("other", server.url, "key")
-        socket = await Socket.open(peer.http, server.url.replace("http", "ws"), "token")
+        socket = await MessageSocket.open(peer.http, server.url.replace("http", "ws"), "token")
         assert await socket.receive() == b"the first message"
 
         async def read_all() -> None:
@@ -58,6 +58,6 @@ async def test_pings_now_and_then_are_answered() -> None:
 
     with serving(talk) as server:
         peer = Peer("other", server.url, "key")
-        socket = await Socket.open(peer.http, server.url.replace("http", "ws"), "token")
+        socket = await MessageSocket.open(peer.http, server.url.replace("http", "ws"), "token")
         assert await socket.receive() == b"the last message"
         await peer.http.close()

@@ -10,7 +10,7 @@ import pytest
 
 from tidebox.errors import InvalidRequest, NotFound
 from tidebox.sdk.profiles import FILE, Profile, Profiles
-from tidebox.sdk.target import find_target
+from tidebox.sdk.server_target import find_target
 
 WORK, HOME = "https://work.example", "https://home.example"
 

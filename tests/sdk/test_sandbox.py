@@ -23,7 +23,7 @@ from tidebox.model.ids import new_id
 from tidebox.model.limits import MIB
 from tidebox.model.result import Outcome
 from tidebox.sdk import AsyncAccess, AsyncProcess, AsyncSandbox, Change, Chunk, ClientClosed
-from tidebox.sdk.transfers import Content
+from tidebox.sdk.file_content import Content
 
 EVERY_BYTE = bytes(range(256))
 

@@ -16,7 +16,7 @@ from tidebox.api.access import answers, requests
 from tidebox.errors import InvalidRequest, ServerProtocolError
 from tidebox.protocols import access, codec, fathom
 from tidebox.protocols.dataplane import frames, routes
-from tidebox.sdk.frames import decode as decode_fathom
+from tidebox.sdk.fathom_messages import decode as decode_fathom
 
 REQUESTS: tuple[type[msgspec.Struct], ...] = frames.Request.__args__
 FRAMES: tuple[type[msgspec.Struct], ...] = frames.Frame.__args__

@@ -16,7 +16,7 @@ from tidebox.cli.streams import CHUNK, BlockingCalls, read_chunks, write_all
 from tidebox.cli.terminal import Keys, RawTerminal, replayed, size
 from tidebox.errors import TideboxError
 from tidebox.sdk.errors import ConnectionLost, ServerUnreachable
-from tidebox.sdk.patience import Patience
+from tidebox.sdk.retries import RetryBudget
 
 if TYPE_CHECKING:
     from tidebox.sdk import AsyncProcess, AsyncSandbox
@@ -117,7 +117,7 @@ class Conversation:
     async def _show(self) -> None:
         """Write what the program prints, each byte once, through however many connections."""
         writer = BlockingCalls()
-        patience = Patience(_PATIENCE_SECONDS)
+        patience = RetryBudget(_PATIENCE_SECONDS)
         while True:
             try:
                 while (chunk := await self._process.read()) is not None:
@@ -140,7 +140,7 @@ class Conversation:
                     raise ConnectionLost(f"{error.message}; nobody knows how much input arrived") from None
                 await self._attach_again(patience, error)
 
-    async def _attach_again(self, patience: Patience, error: TideboxError) -> None:
+    async def _attach_again(self, patience: RetryBudget, error: TideboxError) -> None:
         """Go on with the program on a new connection."""
         lost = self._process
         await lost.close()

@@ -21,8 +21,8 @@ from tidebox.config import environment_variable, load_client_settings, load_sett
 
 if TYPE_CHECKING:
     from tidebox.model.principal import ClientSource
-    from tidebox.sdk.http import Http
-    from tidebox.sdk.inside import App
+    from tidebox.sdk.http_client import HttpClient
+    from tidebox.sdk.in_process import App
     from tidebox.sdk.interpreter.client import AsyncInterpreter
     from tidebox.sdk.sandboxes.access import AsyncAccess
 
@@ -35,7 +35,7 @@ class Host:
 
     url: str
     key: str | None = field(repr=False)
-    make_http: Callable[[str | None], Http]
+    make_http: Callable[[str | None], HttpClient]
     """Makes what requests travel by; given the name that a client program calls itself."""
     embedded: bool
     directory: Path
@@ -81,11 +81,11 @@ def serve_guest(
 def _use_server(server: Server, guest: Guest, source: ClientSource, directory: Path) -> None:
     """Run as the client of a server elsewhere."""
     from tidebox import logs
-    from tidebox.sdk.http import Http
+    from tidebox.sdk.http_client import HttpClient
 
     logs.configure(load_settings().log_level)
     target = server.target()
-    host = Host(target.http_url, target.key, lambda client: Http(source=source, client=client), False, directory)
+    host = Host(target.http_url, target.key, lambda client: HttpClient(source=source, client=client), False, directory)
 
     async def run() -> None:
         hosted = asyncio.ensure_future(guest(host))
@@ -106,7 +106,7 @@ def _embed(load_guest: Callable[[], Guest], source: ClientSource, directory: Pat
     from tidebox import logs  # noqa: F401
 
     guest = load_guest()
-    from tidebox.sdk.inside import InsideHttp
+    from tidebox.sdk.in_process import InProcessHttp
     from tidebox.server import serve
 
     key = f"tb_{secrets.token_urlsafe(32)}"
@@ -134,8 +134,8 @@ def _embed(load_guest: Callable[[], Guest], source: ClientSource, directory: Pat
     )
 
     async def hosted(app: App, url: str) -> None:
-        def http(client: str | None) -> InsideHttp:
-            return InsideHttp(app, url, source=source, client=client)
+        def http(client: str | None) -> InProcessHttp:
+            return InProcessHttp(app, url, source=source, client=client)
 
         await guest(Host(url, key, http, True, directory))
 

@@ -29,7 +29,7 @@ def command(url: str | None, profile: str | None, as_json: bool) -> None:
     from tidebox.config import load_client_settings
     from tidebox.errors import Unauthorized
     from tidebox.sdk.profiles import DEFAULT_PROFILE, Profile, Profiles
-    from tidebox.sdk.target import DEFAULT_URL, find_target
+    from tidebox.sdk.server_target import DEFAULT_URL, find_target
 
     settings = load_client_settings()
     address = url or settings.url or DEFAULT_URL

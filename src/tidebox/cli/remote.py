@@ -17,7 +17,7 @@ from tidebox.errors import NotFound, TideboxError
 
 if TYPE_CHECKING:
     from tidebox.sdk import AsyncAccess, AsyncInterpreter
-    from tidebox.sdk.target import Target
+    from tidebox.sdk.server_target import ServerTarget
 
 Answer = TypeVar("Answer")
 
@@ -33,9 +33,9 @@ class Server:
     url: str | None = None
     profile: str | None = None
 
-    def target(self) -> Target:
+    def target(self) -> ServerTarget:
         """Its address and the key for it."""
-        from tidebox.sdk.target import find_target
+        from tidebox.sdk.server_target import find_target
 
         return find_target(self.url, profile=self.profile)
 

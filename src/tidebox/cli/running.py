@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidebox.cli.remote import Server
     from tidebox.embedded import Runs
     from tidebox.model.outward import EgressAsk
-    from tidebox.sdk.engine import ServerEngine
+    from tidebox.sdk.server_engine import ServerEngine
 
 _DESCRIPTORS = {"stdout": 1, "stderr": 2}
 _MOST_DENIALS = 20
@@ -96,7 +96,7 @@ def start(request: Request) -> str:
     assert server is not None
 
     async def starting() -> str:
-        from tidebox.sdk.engine import ServerEngine
+        from tidebox.sdk.server_engine import ServerEngine
 
         async with server.interpreter() as client:
             engine = ServerEngine(client, request.session_id)
@@ -262,7 +262,7 @@ class _Run:
     async def _engine(self) -> AsyncIterator[Runs]:
         """What runs it: an engine of our own, or a server."""
         if self._request.server is not None:
-            from tidebox.sdk.engine import ServerEngine
+            from tidebox.sdk.server_engine import ServerEngine
 
             async with self._request.server.interpreter() as client:
                 self.there = ServerEngine(client, self._request.session_id)

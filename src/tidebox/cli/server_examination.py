@@ -9,7 +9,7 @@ from typing import Any
 
 import tidebox
 from tidebox.cli.remote import Server
-from tidebox.sdk.interpreter.results import Guarantee, Runtime, Runtimes, ServiceHealth
+from tidebox.sdk.interpreter.results import GuaranteeAnswer, RuntimeAnswer, RuntimesAnswer, ServiceHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ServerExamination:
     seconds: float
     """How long an answer takes."""
     health: ServiceHealth
-    runtimes: Runtimes
+    runtimes: RuntimesAnswer
     client_version: str = tidebox.__version__
 
     @property
@@ -32,7 +32,7 @@ class ServerExamination:
         works = bool(self.health.execution_enabled) and (self.health.store is None or self.health.store.ok)
         return works and all(each.enforced for each in default.isolation.guarantees)
 
-    def guarantees(self) -> Iterator[tuple[Runtime, Guarantee, str]]:
+    def guarantees(self) -> Iterator[tuple[RuntimeAnswer, GuaranteeAnswer, str]]:
         """Every guarantee of the runtimes that are there, and whether it is enforced."""
         for runtime in self.runtimes.runtimes:
             for guarantee in runtime.isolation.guarantees if runtime.available and runtime.isolation else ():

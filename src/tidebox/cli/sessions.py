@@ -15,7 +15,7 @@ from tidebox.errors import NotFound
 if TYPE_CHECKING:
     from tidebox.model.outward import EgressAsk
     from tidebox.sdk import AsyncInterpreter
-    from tidebox.sdk.interpreter.results import Session, Uploaded
+    from tidebox.sdk.interpreter.results import Session, UploadAnswer
 
 _session = click.argument("session_id", metavar="SESSION", help="The id of a session.")
 
@@ -112,7 +112,7 @@ def upload(session_id: str, sources: tuple[str, ...], server: Server, as_json: b
 
     sent = Sources(sources)
 
-    async def work(client: AsyncInterpreter) -> Uploaded:
+    async def work(client: AsyncInterpreter) -> UploadAnswer:
         with sent.opened() as contents:
             return await client.upload_files(session_id, contents)
 

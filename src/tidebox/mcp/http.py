@@ -20,7 +20,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from tidebox.errors import InvalidRequest
 from tidebox.mcp.server import Backend, Context, ToolServer, client_name
 from tidebox.mcp.session_quota import IDLE_SECONDS, IdInUse, SessionQuota, refuse_id
-from tidebox.sdk.inside import App, InsideHttp
+from tidebox.sdk.in_process import App, InProcessHttp
 from tidebox.sdk.interpreter.client import AsyncInterpreter
 from tidebox.sdk.sandboxes.access import AsyncAccess
 
@@ -96,8 +96,8 @@ class HttpServer:
             raise InvalidRequest("the request has no credential")
         address = (scope.get("client") or ("",))[0]
 
-        def http() -> InsideHttp:
-            return InsideHttp(self._app, url, address=address, source="MCP", client=client_name(context))
+        def http() -> InProcessHttp:
+            return InProcessHttp(self._app, url, address=address, source="MCP", client=client_name(context))
 
         backend = Backend(AsyncInterpreter(url, api_key=key, http=http()), AsyncAccess(url, api_key=key, http=http()))
         try:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
         Reached,
         RunEnd,
     )
-    from tidebox.sdk.interpreter.log import AsyncRunLog
     from tidebox.sdk.interpreter.results import Artifact, AuditEvent, Page, Run, RunResult, Session
+    from tidebox.sdk.interpreter.run_log import AsyncRunLog
     from tidebox.sdk.result import Health, Output, Result
     from tidebox.sdk.sandboxes.access import AsyncAccess
     from tidebox.sdk.sandboxes.blocking import Access, Files, Process, Sandbox, Watch
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tidebox.sdk.sandboxes.watch import AsyncWatch, Change
     from tidebox.sdk.synchronous import Client, Execution
 
-# Name -> where it lives: whoever uses one client does not load what the other needs.
+# Name -> where it lives: a program that uses one client does not load what the others need.
 _LAZY = {
     "Access": "sandboxes.blocking",
     "Accumulator": "accumulator",
@@ -61,7 +61,7 @@ _LAZY = {
     "AsyncFiles": "sandboxes.files",
     "AsyncInterpreter": "interpreter.client",
     "AsyncProcess": "sandboxes.process",
-    "AsyncRunLog": "interpreter.log",
+    "AsyncRunLog": "interpreter.run_log",
     "AsyncSandbox": "sandboxes.sandbox",
     "AsyncWatch": "sandboxes.watch",
     "AuditEvent": "interpreter.results",

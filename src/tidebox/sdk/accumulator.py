@@ -8,8 +8,8 @@ from tidebox.model.result import Outcome, Usage
 from tidebox.protocols import fathom
 from tidebox.protocols.codec import ErrorBody
 from tidebox.protocols.fathom import Ack, Error, ResourceUsage, Status, StatusChange, Stderr, Stdout
+from tidebox.sdk.error_decoding import from_told
 from tidebox.sdk.errors import ServerProtocolError
-from tidebox.sdk.failures import from_told
 from tidebox.sdk.result import Result
 
 # The one error that is about the program and not instead of an ending: its status and its result still follow.

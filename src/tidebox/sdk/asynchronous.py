@@ -14,12 +14,12 @@ from websockets.exceptions import ConnectionClosed
 from tidebox.errors import TideboxError
 from tidebox.model.principal import ClientSource
 from tidebox.protocols.fathom import Status
-from tidebox.sdk.closing import Closing
+from tidebox.sdk.closeable import AsyncCloseable
 from tidebox.sdk.errors import ClientClosed, ConnectionLost, ServerProtocolError, ServerUnreachable
+from tidebox.sdk.fathom_session import ExecuteOptions, FathomSession, PendingExecution, make_request
 from tidebox.sdk.reconnection import Reconnection
 from tidebox.sdk.result import Health, Output, Result
-from tidebox.sdk.session import Options, Progress, Session, make_request
-from tidebox.sdk.target import find_target, source_headers
+from tidebox.sdk.server_target import find_target, source_headers
 from tidebox.sdk.transport import OPENING_ERRORS, Connect, check_version, closing_error, opening_error, options
 
 _NORMAL, _PROTOCOL_ERROR = 1000, 1002
@@ -28,7 +28,7 @@ _NORMAL, _PROTOCOL_ERROR = 1000, 1002
 class AsyncExecution:
     """A program that runs on the server; iterate over it for its output as it comes."""
 
-    def __init__(self, link: _Link, progress: Progress) -> None:
+    def __init__(self, link: _ClientConnection, progress: PendingExecution) -> None:
         self._link = link
         self._progress = progress
         self._news = asyncio.Event()
@@ -93,10 +93,10 @@ class AsyncExecution:
                 self._link.session.forget(self._progress)
 
 
-class AsyncClient(Closing):
+class AsyncClient(AsyncCloseable):
     """A connection to a server, kept up: many executions at once, each by ``run`` or ``start``.
 
-    ``url`` is the server's address, ``api_key`` the key for it; ``tidebox.sdk.target`` says what is meant without
+    ``url`` is the server's address, ``api_key`` the key for it; ``tidebox.sdk.server_target`` says what is used without
     them. ``connect_timeout`` is how long a call waits for a connection, ``source`` what kind of program this is, for
     the server's audit log.
     """
@@ -114,7 +114,7 @@ class AsyncClient(Closing):
         self._target = find_target(url, api_key)
         self._connect_timeout = connect_timeout
         self._reconnection = Reconnection()
-        self._link: _Link | None = None
+        self._link: _ClientConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
         self._opened = asyncio.Event()
@@ -142,13 +142,13 @@ class AsyncClient(Closing):
                 self._keeper.cancel()
                 await asyncio.wait([self._keeper])
 
-    async def run(self, code: str, language: str = "python", **options: Unpack[Options]) -> Result:
+    async def run(self, code: str, language: str = "python", **options: Unpack[ExecuteOptions]) -> Result:
         """Run ``code`` and wait for its end, with the options of ``start``. Cancelling the call cancels the program."""
         async with await self.start(code, language, **options) as execution:
             return await execution.result()
 
-    async def start(self, code: str, language: str = "python", **options: Unpack[Options]) -> AsyncExecution:
-        """Begin to run ``code`` in a fresh box; see ``Options`` for what else can be said."""
+    async def start(self, code: str, language: str = "python", **options: Unpack[ExecuteOptions]) -> AsyncExecution:
+        """Begin to run ``code`` in a fresh box; see ``ExecuteOptions`` for what else can be said."""
         request = make_request(code, language, **options)
         link = await self._connected()
         progress, frame = link.session.execute(request)
@@ -173,7 +173,7 @@ class AsyncClient(Closing):
             raise question.failure
         return Health(time.perf_counter() - asked, question.load)
 
-    async def _connected(self) -> _Link:
+    async def _connected(self) -> _ClientConnection:
         """The connection, waiting for it if it is being made again."""
         if (link := self._link) is not None:
             return link
@@ -196,7 +196,7 @@ class AsyncClient(Closing):
         known = self._last_failure or ServerUnreachable(f"no connection to {self._target.uri}")
         return type(known)(known.message, **known.details)
 
-    async def _open(self) -> _Link:
+    async def _open(self) -> _ClientConnection:
         loop = asyncio.get_running_loop()
         try:
             connection = await Connect(self._target.uri, **options(self._target, self._connect_timeout, self._source))
@@ -211,11 +211,11 @@ class AsyncClient(Closing):
             self._last_failure = error
             raise
         self._reconnection.connected(loop.time())
-        self._link = _Link(connection)
+        self._link = _ClientConnection(connection)
         self._opened.set()
         return self._link
 
-    async def _keep(self, link: _Link) -> None:
+    async def _keep(self, link: _ClientConnection) -> None:
         """Receive; when the connection is lost make another, until a server refuses for good."""
         try:
             while True:
@@ -235,7 +235,7 @@ class AsyncClient(Closing):
             # Whoever waits for a connection learns that none will come.
             self._opened.set()
 
-    async def _reopen(self) -> _Link | None:
+    async def _reopen(self) -> _ClientConnection | None:
         while True:
             await asyncio.sleep(self._reconnection.pause(asyncio.get_running_loop().time()))
             try:
@@ -245,12 +245,12 @@ class AsyncClient(Closing):
                     return None
 
 
-class _Link:
+class _ClientConnection:
     """One connection, until it is lost."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
-        self.session = Session()
+        self.session = FathomSession()
 
     async def receive(self) -> TideboxError:
         """Take everything that comes until nothing more can; why."""
@@ -271,7 +271,7 @@ class _Link:
         except ConnectionClosed as error:
             raise closing_error(error) from None
 
-    async def cancel(self, progress: Progress) -> None:
+    async def cancel(self, progress: PendingExecution) -> None:
         frame = self.session.cancel(progress)
         if frame is not None:
             try:

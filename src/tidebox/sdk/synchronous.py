@@ -9,11 +9,11 @@ from typing import Self
 from tidebox.model.principal import ClientSource
 from tidebox.protocols.fathom import Status
 from tidebox.sdk.asynchronous import AsyncClient, AsyncExecution
-from tidebox.sdk.portal import ClosingShell, Portal, Shell, blocking
+from tidebox.sdk.loop_thread import BlockingFacade, ClosingFacade, LoopThread, blocking
 from tidebox.sdk.result import Health, Output, Result
 
 
-class Execution(Shell[AsyncExecution]):
+class Execution(BlockingFacade[AsyncExecution]):
     """A program that runs on the server; iterate over it for its output as it comes."""
 
     cancel = blocking(AsyncExecution.cancel)
@@ -49,7 +49,7 @@ class Execution(Shell[AsyncExecution]):
         self._portal.finish(self._inner.leave)
 
 
-class Client(ClosingShell[AsyncClient]):
+class Client(ClosingFacade[AsyncClient]):
     """A connection to a server, kept up: many executions at once, each by ``run`` or ``start``.
 
     The arguments are those of ``AsyncClient``. Any number of threads may use one client.
@@ -68,7 +68,7 @@ class Client(ClosingShell[AsyncClient]):
         source: ClientSource = "SDK",
     ) -> None:
         client = AsyncClient(url, api_key=api_key, connect_timeout=connect_timeout, source=source)
-        super().__init__(Portal(), client)
+        super().__init__(LoopThread(), client)
 
     def __enter__(self) -> Self:
         try:

@@ -31,7 +31,7 @@ from tidebox.sdk.errors import (
     VersionRefused,
     from_response,
 )
-from tidebox.sdk.target import Target, source_headers
+from tidebox.sdk.server_target import ServerTarget, source_headers
 
 # How often an idle connection is looked after, and how long the answer may take.
 HEARTBEAT_SECONDS = 20.0
@@ -44,7 +44,7 @@ _SHORTEST_MESSAGE = 8
 _MOST_IDLE_FRAMES = 256
 
 
-def options(target: Target, timeout: float, source: ClientSource) -> dict[str, Any]:
+def options(target: ServerTarget, timeout: float, source: ClientSource) -> dict[str, Any]:
     """The arguments of ``connect`` for a target."""
     headers = {VERSION_HEADER: str(VERSION), **source_headers(source)}
     if target.key is not None:
@@ -72,7 +72,7 @@ def check_version(headers: Headers | None) -> None:
         raise VersionRefused(f"the server speaks version {said} of the protocol, this client version {VERSION}")
 
 
-def opening_error(target: Target, error: Exception) -> TideboxError:
+def opening_error(target: ServerTarget, error: Exception) -> TideboxError:
     """Why no connection could be made."""
     if isinstance(error, InvalidStatus):
         refused = from_response(error.response.status_code, bytes(error.response.body or b""))

@@ -8,15 +8,15 @@ from typing import Any, Literal, Unpack
 import msgspec
 
 from tidebox.sdk.errors import ServerProtocolError
-from tidebox.sdk.interpreter.calls import Calls, part
+from tidebox.sdk.interpreter.calls import ServiceCalls, part
 from tidebox.sdk.interpreter.requests import RunFilter, make_query
 from tidebox.sdk.interpreter.results import (
     AdminRun,
     AdminRunDetails,
     AuditEvent,
     IdempotencyEntry,
+    MetricValue,
     Page,
-    Series,
     UsageSummary,
     UserUsage,
 )
@@ -25,7 +25,7 @@ from tidebox.sdk.interpreter.results import (
 class AsyncAdmin:
     """Everybody's runs, keys, usage, metrics and the audit log, for who has the role ``sandbox_admin``."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: ServiceCalls) -> None:
         self._calls = calls
 
     async def list_runs(self, *, limit: int = 50, offset: int = 0, **which: Unpack[RunFilter]) -> Page[AdminRun]:
@@ -61,9 +61,9 @@ class AsyncAdmin:
         query = make_query(**{"from": begin, "to": end, "limit": limit})
         return await self._calls.ask("GET", "/admin/usage/summary", UsageSummary, query=query)
 
-    async def metrics(self) -> dict[str, tuple[Series, ...]]:
+    async def metrics(self) -> dict[str, tuple[MetricValue, ...]]:
         """The metrics of the server, by name, with a value for each set of labels."""
-        return await self._calls.ask("GET", "/admin/metrics", dict[str, tuple[Series, ...]])
+        return await self._calls.ask("GET", "/admin/metrics", dict[str, tuple[MetricValue, ...]])
 
     async def list_audit(
         self,

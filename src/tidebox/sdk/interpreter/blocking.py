@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from typing import BinaryIO, overload
 
 from tidebox.model.principal import ClientSource
+from tidebox.sdk.file_content import LocalPath
 from tidebox.sdk.interpreter.admin import AsyncAdmin
 from tidebox.sdk.interpreter.calls import MAX_FILE_BYTES
 from tidebox.sdk.interpreter.client import AsyncInterpreter
 from tidebox.sdk.interpreter.entries import LogEntry, RunEnd
-from tidebox.sdk.interpreter.log import AsyncRunLog
 from tidebox.sdk.interpreter.results import Run
-from tidebox.sdk.portal import ClosingShell, Portal, Shell, blocking
-from tidebox.sdk.transfers import LocalPath
+from tidebox.sdk.interpreter.run_log import AsyncRunLog
+from tidebox.sdk.loop_thread import BlockingFacade, ClosingFacade, LoopThread, blocking
 
 
-class RunLog(ClosingShell[AsyncRunLog]):
+class RunLog(ClosingFacade[AsyncRunLog]):
     """The log of a run; iterate over it for its entries as they come, up to the ``RunEnd``. One thread reads.
 
     A connection that is lost is made again, and the log goes on where it was. Closing it leaves the run alone.
@@ -47,7 +47,7 @@ class RunLog(ClosingShell[AsyncRunLog]):
         return self._portal.call(self._inner.read, timeout)
 
 
-class Admin(Shell[AsyncAdmin]):
+class Admin(BlockingFacade[AsyncAdmin]):
     """Everybody's runs, keys, usage, metrics and the audit log, for who has the role ``sandbox_admin``."""
 
     list_runs = blocking(AsyncAdmin.list_runs)
@@ -59,7 +59,7 @@ class Admin(Shell[AsyncAdmin]):
     list_audit = blocking(AsyncAdmin.list_audit)
 
 
-class Interpreter(ClosingShell[AsyncInterpreter]):
+class Interpreter(ClosingFacade[AsyncInterpreter]):
     """The interpreter service of a server: sessions with files, runs, their logs and artifacts.
 
     The arguments are those of ``AsyncInterpreter``. Any number of threads may use one client.
@@ -100,7 +100,7 @@ class Interpreter(ClosingShell[AsyncInterpreter]):
         inner = AsyncInterpreter(
             url, api_key=api_key, connect_timeout=connect_timeout, timeout=timeout, patience=patience, source=source
         )
-        super().__init__(Portal(), inner)
+        super().__init__(LoopThread(), inner)
         self.admin = Admin(self._portal, inner.admin)
         """What admins see."""
 

@@ -15,11 +15,11 @@ from tidebox.model.limits import GIB, MIB
 from tidebox.model.principal import ClientSource
 from tidebox.protocols.codec import decode
 from tidebox.sdk.errors import ConnectionLost
-from tidebox.sdk.http import Http, read_whole
+from tidebox.sdk.http_client import HttpClient, read_whole
 from tidebox.sdk.interpreter.requests import check_key
-from tidebox.sdk.patience import Patience
-from tidebox.sdk.sockets import Socket
-from tidebox.sdk.target import find_target
+from tidebox.sdk.message_socket import MessageSocket
+from tidebox.sdk.retries import RetryBudget
+from tidebox.sdk.server_target import find_target
 
 Answer = TypeVar("Answer")
 Query = Mapping[str, str | list[str]]
@@ -45,7 +45,7 @@ def below(path: str) -> str:
     return quote(path)
 
 
-class Calls:
+class ServiceCalls:
     """A server's service, and who we are to it."""
 
     def __init__(
@@ -57,10 +57,10 @@ class Calls:
         timeout: float,
         patience: float,
         source: ClientSource,
-        http: Http | None = None,
+        http: HttpClient | None = None,
     ) -> None:
         self._target = find_target(url, api_key)
-        self._http = http or Http(connect_timeout, source)
+        self._http = http or HttpClient(connect_timeout, source)
         self._timeout = timeout
         self._patience = patience
 
@@ -68,9 +68,9 @@ class Calls:
         """End the connections."""
         await self._http.close()
 
-    def patience(self) -> Patience:
+    def patience(self) -> RetryBudget:
         """What one call may spend on trying again."""
-        return Patience(self._patience)
+        return RetryBudget(self._patience)
 
     async def ask(
         self,
@@ -192,9 +192,9 @@ class Calls:
             except TimeoutError:
                 raise ConnectionLost(f"no whole answer came within {self._timeout:g} seconds") from None
 
-    async def connect(self, path: str) -> Socket:
+    async def connect(self, path: str) -> MessageSocket:
         """A socket of the service."""
-        return await Socket.open(self._http, self._target.ws_url + PREFIX + path, self._target.key)
+        return await MessageSocket.open(self._http, self._target.ws_url + PREFIX + path, self._target.key)
 
     async def download(self, path: str, limit: int) -> AsyncGenerator[bytes]:
         """The bytes of a file; after a lost connection from where it was, if it still is the same file."""

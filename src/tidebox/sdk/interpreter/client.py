@@ -13,36 +13,36 @@ from tidebox.model.principal import ClientSource
 from tidebox.model.run import Phase
 from tidebox.model.source import GitSource
 from tidebox.protocols.codec import decode
-from tidebox.sdk.closing import Closing
-from tidebox.sdk.http import Http
+from tidebox.sdk.closeable import AsyncCloseable
+from tidebox.sdk.file_content import Content, LocalPath, UploadContent, check_target, write_to
+from tidebox.sdk.http_client import HttpClient
 from tidebox.sdk.interpreter.admin import AsyncAdmin
-from tidebox.sdk.interpreter.calls import MAX_FILE_BYTES, Calls, Query, below, part
-from tidebox.sdk.interpreter.collecting import collect
+from tidebox.sdk.interpreter.calls import MAX_FILE_BYTES, Query, ServiceCalls, below, part
 from tidebox.sdk.interpreter.entries import LogEntry, decode_lines
-from tidebox.sdk.interpreter.forms import Form
-from tidebox.sdk.interpreter.log import AsyncRunLog
+from tidebox.sdk.interpreter.multipart_form import MultipartForm
 from tidebox.sdk.interpreter.requests import (
-    RunOptions,
+    RunCommandOptions,
     SessionOptions,
-    StartOptions,
+    StartRunOptions,
     git_source,
     make_query,
     make_run,
     make_session,
 )
 from tidebox.sdk.interpreter.results import (
-    Artifacts,
+    ArtifactList,
     ArtifactsDeleted,
     Page,
     Run,
     RunResult,
-    Runtimes,
+    RuntimesAnswer,
     ServiceHealth,
     Session,
-    Uploaded,
-    Workspace,
+    UploadAnswer,
+    WorkspaceAnswer,
 )
-from tidebox.sdk.transfers import Content, LocalPath, Upload, check_target, write_to
+from tidebox.sdk.interpreter.run_log import AsyncRunLog
+from tidebox.sdk.interpreter.run_output import collect
 
 Stream = Literal["stdout", "stderr"]
 ArchiveKind = Literal["tar", "zip"]
@@ -56,10 +56,10 @@ _UNPACK_SECONDS = 120.0
 _ABANDON_SECONDS = 10.0
 
 
-class AsyncInterpreter(Closing):
+class AsyncInterpreter(AsyncCloseable):
     """The interpreter service of a server: sessions with files, runs, their logs and artifacts.
 
-    ``url`` is the server's address, ``api_key`` the key for it; ``tidebox.sdk.target`` says what is meant without
+    ``url`` is the server's address, ``api_key`` the key for it; ``tidebox.sdk.server_target`` says what is used without
     them. ``connect_timeout`` is how long a connection may take to be made, ``timeout`` how long an answer may take, and
     ``patience`` how long a call tries again after a lost connection or as the server's ``Retry-After`` says; all in
     seconds. ``source`` is what kind of program this is, for the server's audit log.
@@ -74,10 +74,10 @@ class AsyncInterpreter(Closing):
         timeout: float = 60.0,
         patience: float = 30.0,
         source: ClientSource = "SDK",
-        http: Http | None = None,
+        http: HttpClient | None = None,
     ) -> None:
         """``http`` is how requests travel, where that is not over connections of its own."""
-        self._calls = Calls(
+        self._calls = ServiceCalls(
             url, api_key, connect_timeout=connect_timeout, timeout=timeout, patience=patience, source=source, http=http
         )
         self.admin = AsyncAdmin(self._calls)
@@ -89,9 +89,9 @@ class AsyncInterpreter(Closing):
 
     # The server
 
-    async def runtimes(self) -> Runtimes:
+    async def runtimes(self) -> RuntimesAnswer:
         """What the server can do: its runtimes with what they enforce, limits, versions."""
-        return await self._calls.ask("GET", "/runtimes", Runtimes)
+        return await self._calls.ask("GET", "/runtimes", RuntimesAnswer)
 
     async def health(self) -> ServiceHealth:
         """How the server is, and how much it has to do. Raises at once if it takes no work."""
@@ -120,32 +120,34 @@ class AsyncInterpreter(Closing):
 
     async def upload_files(
         self, session_id: str, files: Mapping[str, Content], *, ignore: Sequence[str] = (), expand: bool = False
-    ) -> Uploaded:
+    ) -> UploadAnswer:
         """Put files into the workspace of a session, all of them or none: path -> bytes, a path here, or a file.
 
         With ``expand`` archives among them are unpacked. ``ignore`` are patterns of files to leave out.
         """
-        form = Form(files)
+        form = MultipartForm(files)
         return await self._upload(session_id, form, form.content_type, make_query(ignore=tuple(ignore), expand=expand))
 
     async def upload_archive(
         self, session_id: str, archive: Content, *, kind: ArchiveKind = "tar", ignore: Sequence[str] = ()
-    ) -> Uploaded:
+    ) -> UploadAnswer:
         """Unpack an archive in the workspace of a session: a tar, compressed or not, or a zip."""
         query = make_query(ignore=tuple(ignore))
-        return await self._upload(session_id, Upload(archive), _CONTENT_TYPES[kind], query)
+        return await self._upload(session_id, UploadContent(archive), _CONTENT_TYPES[kind], query)
 
-    async def upload_git(self, session_id: str, source: GitSource) -> Uploaded:
+    async def upload_git(self, session_id: str, source: GitSource) -> UploadAnswer:
         """Let the server put the files of a git repository into the workspace of a session."""
         return await self._calls.ask(
             "POST",
             f"/sessions/{part(session_id)}/files",
-            Uploaded,
+            UploadAnswer,
             {"git": git_source(source)},
             longer=_UNPACK_SECONDS,
         )
 
-    async def _upload(self, session_id: str, upload: Form | Upload, content_type: str, query: Query) -> Uploaded:
+    async def _upload(
+        self, session_id: str, upload: MultipartForm | UploadContent, content_type: str, query: Query
+    ) -> UploadAnswer:
         """Send files. They replace others as a whole, so they may come twice."""
         path = f"/sessions/{part(session_id)}/files"
 
@@ -156,11 +158,11 @@ class AsyncInterpreter(Closing):
             finally:
                 await upload.end()
 
-        return decode(Uploaded, await self._calls.persist(attempt, lambda: upload.replayable))
+        return decode(UploadAnswer, await self._calls.persist(attempt, lambda: upload.replayable))
 
-    async def list_files(self, session_id: str) -> Workspace:
+    async def list_files(self, session_id: str) -> WorkspaceAnswer:
         """The files of a session as they were after the last run that ended, or the last upload."""
-        return await self._calls.ask("GET", f"/sessions/{part(session_id)}/files", Workspace)
+        return await self._calls.ask("GET", f"/sessions/{part(session_id)}/files", WorkspaceAnswer)
 
     @overload
     async def download_file(self, session_id: str, path: str, *, max_bytes: int = ...) -> bytes: ...
@@ -187,11 +189,11 @@ class AsyncInterpreter(Closing):
     # Runs
 
     async def start_run(
-        self, command: Sequence[str], *, idempotency_key: str | None = None, **options: Unpack[StartOptions]
+        self, command: Sequence[str], *, idempotency_key: str | None = None, **options: Unpack[StartRunOptions]
     ) -> Run:
         """Start a command, in a session or in a fresh workspace, and do not wait for its end.
 
-        See ``StartOptions`` for what can be said of it.
+        See ``StartRunOptions`` for what can be said of it.
         """
         return await self._calls.create("/runs", Run, make_run(command, **options), idempotency_key)
 
@@ -202,9 +204,9 @@ class AsyncInterpreter(Closing):
         stdin: bytes | str | None = None,
         max_output: int = 64 * MIB,
         idempotency_key: str | None = None,
-        **options: Unpack[RunOptions],
+        **options: Unpack[RunCommandOptions],
     ) -> RunResult:
-        """Run a command to its end, and collect what it prints; see ``RunOptions`` for what can be said of it.
+        """Run a command to its end, and collect what it prints; see ``RunCommandOptions`` for what can be said of it.
 
         Cancelling the call cancels the run.
         """
@@ -268,9 +270,9 @@ class AsyncInterpreter(Closing):
 
     # Artifacts
 
-    async def list_artifacts(self, run_id: str) -> Artifacts:
+    async def list_artifacts(self, run_id: str) -> ArtifactList:
         """The files that a run left, of those its patterns name."""
-        return await self._calls.ask("GET", f"/runs/{part(run_id)}/artifacts", Artifacts)
+        return await self._calls.ask("GET", f"/runs/{part(run_id)}/artifacts", ArtifactList)
 
     @overload
     async def download_artifact(self, run_id: str, path: str, *, max_bytes: int = ...) -> bytes: ...

@@ -91,7 +91,7 @@ class RunEnd(RunState, frozen=True, kw_only=True):
 LogEntry = LogChunk | PhaseChange | Progress | Reached | ProgramStart | LogTruncated | InputClosed | LogGap | RunEnd
 
 
-class Beat(msgspec.Struct, frozen=True):
+class LogHeartbeat(msgspec.Struct, frozen=True):
     """Nothing to tell, but a number of its own."""
 
     seq: int
@@ -104,7 +104,7 @@ class Resumed(msgspec.Struct, frozen=True):
     lost: int
 
 
-class Refused(msgspec.Struct, frozen=True):
+class StreamError(msgspec.Struct, frozen=True):
     """What this client did cannot be done, or the server stops."""
 
     code: str
@@ -112,7 +112,7 @@ class Refused(msgspec.Struct, frozen=True):
     details: dict[str, Any] = {}
 
 
-Frame = LogEntry | Beat | Resumed | Refused
+LogFrame = LogEntry | LogHeartbeat | Resumed | StreamError
 
 
 class _Message(msgspec.Struct):
@@ -157,15 +157,15 @@ _decode = msgspec.json.Decoder(_Message).decode
 _decode_text = msgspec.json.Decoder(str).decode
 
 
-def decode(message: bytes) -> Frame:
-    """The frame in a message; one of a kind that a later server may know and we do not is a ``Beat``."""
+def decode(message: bytes) -> LogFrame:
+    """The frame in a message; one of a kind that a later server may know and we do not is a ``LogHeartbeat``."""
     try:
         return _frame(_decode(message))
     except (msgspec.DecodeError, UnicodeError, binascii.Error, RecursionError) as error:
         raise ServerProtocolError(f"the server sent a frame that is not in the protocol: {error}") from None
 
 
-def _frame(message: _Message) -> Frame:
+def _frame(message: _Message) -> LogFrame:
     seq = message.seq
     if message.type == "stdout":
         return LogChunk("stdout", _output(message), seq)
@@ -173,7 +173,7 @@ def _frame(message: _Message) -> Frame:
         return LogChunk("stderr", _output(message), seq)
     if message.type == "truncated":
         return LogTruncated(message.reason, seq)
-    return _event(message, seq) if message.type == "event" else Beat(seq)
+    return _event(message, seq) if message.type == "event" else LogHeartbeat(seq)
 
 
 def _output(message: _Message) -> bytes:
@@ -181,7 +181,7 @@ def _output(message: _Message) -> bytes:
     return text.encode() if message.encoding == "utf8" else base64.b64decode(text, validate=True)
 
 
-def _event(message: _Message, seq: int) -> Frame:
+def _event(message: _Message, seq: int) -> LogFrame:
     match message.event:
         case "phase":
             return PhaseChange(_data(message, _PhaseData).phase, seq)
@@ -198,10 +198,10 @@ def _event(message: _Message, seq: int) -> Frame:
             resumed = _data(message, _ResumeData)
             return Resumed(resumed.delivered_from_seq, resumed.lost_count)
         case "error":
-            return _data(message, Refused)
+            return _data(message, StreamError)
         case "end":
             return msgspec.structs.replace(_data(message, RunEnd), seq=seq)
-    return Beat(seq)
+    return LogHeartbeat(seq)
 
 
 def _data(message: _Message, kind: type[Told]) -> Told:
@@ -215,7 +215,7 @@ def decode_lines(body: bytes) -> Iterator[LogEntry]:
         if isinstance(frame, Resumed):
             if frame.lost:
                 yield LogGap(frame.lost, frame.seq)
-        elif not isinstance(frame, Beat | Refused):
+        elif not isinstance(frame, LogHeartbeat | StreamError):
             yield frame
 
 

@@ -58,7 +58,7 @@ class SessionOptions(TermOptions, total=False):
     """How long it lives; at most what the policy allows."""
 
 
-class RunOptions(TermOptions, total=False):
+class RunCommandOptions(TermOptions, total=False):
     """What else can be said of a run. Without ``session_id`` it has a fresh workspace."""
 
     session_id: str | None
@@ -74,7 +74,7 @@ class RunOptions(TermOptions, total=False):
     """Of the file that the first word of the command names; the others are its arguments."""
 
 
-class StartOptions(RunOptions, total=False):
+class StartRunOptions(RunCommandOptions, total=False):
     """What else can be said of a run that is followed by its log."""
 
     interactive: bool

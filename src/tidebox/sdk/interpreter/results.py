@@ -149,7 +149,7 @@ class RunResult(msgspec.Struct, frozen=True):
         return self.stdout.decode("utf-8", "replace")
 
 
-class Uploaded(msgspec.Struct, frozen=True):
+class UploadAnswer(msgspec.Struct, frozen=True):
     """What became of an upload."""
 
     bytes_received: int
@@ -172,7 +172,7 @@ class WorkspaceFile(msgspec.Struct, frozen=True):
     link_target: str | None = None
 
 
-class Workspace(msgspec.Struct, frozen=True):
+class WorkspaceAnswer(msgspec.Struct, frozen=True):
     """The files of a session between its runs."""
 
     items: tuple[WorkspaceFile, ...]
@@ -193,7 +193,7 @@ class Artifact(msgspec.Struct, frozen=True):
     link_target: str | None = None
 
 
-class Artifacts(msgspec.Struct, frozen=True):
+class ArtifactList(msgspec.Struct, frozen=True):
     """The files that a run left, by path."""
 
     items: tuple[Artifact, ...]
@@ -206,7 +206,7 @@ class ArtifactsDeleted(msgspec.Struct, frozen=True):
     freed_bytes: int
 
 
-class Guarantee(msgspec.Struct, frozen=True):
+class GuaranteeAnswer(msgspec.Struct, frozen=True):
     """Whether something is enforced on the server's machine, and how."""
 
     guarantee: str
@@ -220,7 +220,7 @@ class Isolation(msgspec.Struct, frozen=True):
     boundary_class: str
     untrusted_eligible: bool
     network_policies: tuple[str, ...] = ()
-    guarantees: tuple[Guarantee, ...] = ()
+    guarantees: tuple[GuaranteeAnswer, ...] = ()
     facts: dict[str, str] = {}
 
 
@@ -239,7 +239,7 @@ class RuntimeLanguage(msgspec.Struct, frozen=True):
     """What its main file is called where nothing else is said."""
 
 
-class Runtime(msgspec.Struct, frozen=True):
+class RuntimeAnswer(msgspec.Struct, frozen=True):
     """One runtime, and what runs may use of it."""
 
     name: str
@@ -267,10 +267,10 @@ class Runtime(msgspec.Struct, frozen=True):
     notes: str | None = None
 
 
-class Runtimes(msgspec.Struct, frozen=True):
+class RuntimesAnswer(msgspec.Struct, frozen=True):
     """What a server can do."""
 
-    runtimes: tuple[Runtime, ...]
+    runtimes: tuple[RuntimeAnswer, ...]
     store_mode: str | None = None
     default_runtime: str | None = None
     execution_enabled: bool | None = None
@@ -395,7 +395,7 @@ class UsageSummary(msgspec.Struct, frozen=True):
     top_users: tuple[UserTotals, ...] = ()
 
 
-class Series(msgspec.Struct, frozen=True):
+class MetricValue(msgspec.Struct, frozen=True):
     """One value of a metric."""
 
     labels: dict[str, str]

@@ -10,31 +10,31 @@ from tidebox.model.outward import ask_of
 from tidebox.model.packages import packages_of
 from tidebox.model.principal import ClientSource
 from tidebox.protocols.access import ActorType, ScopeType
-from tidebox.sdk.closing import Closing
+from tidebox.sdk.closeable import AsyncCloseable
 from tidebox.sdk.errors import ClientClosed
-from tidebox.sdk.http import Http
+from tidebox.sdk.http_client import HttpClient
 from tidebox.sdk.interpreter.results import Page
-from tidebox.sdk.sandboxes.holding import Held
+from tidebox.sdk.sandboxes.grant_sources import (
+    DEFAULT_CREATION,
+    BindingGrantSource,
+    ControlPlane,
+    CreationOptions,
+    GrantSource,
+    Mode,
+    NegotiatedGrantSource,
+    SessionGrantSource,
+    SessionRequests,
+)
 from tidebox.sdk.sandboxes.results import SandboxInfo
 from tidebox.sdk.sandboxes.sandbox import AsyncSandbox
-from tidebox.sdk.sandboxes.sources import (
-    NO_EXTRAS,
-    Bound,
-    Control,
-    Extras,
-    Mode,
-    Negotiation,
-    Session,
-    Sessions,
-    Source,
-)
-from tidebox.sdk.target import find_target
+from tidebox.sdk.sandboxes.shared_grant import SharedGrant
+from tidebox.sdk.server_target import find_target
 
 
-class AsyncAccess(Closing):
+class AsyncAccess(AsyncCloseable):
     """Asks a server for sandboxes, and keeps what it grants: one grant for each scope, whoever asks for it here.
 
-    ``url`` is the server's address, ``api_key`` the key for it; ``tidebox.sdk.target`` says what is meant without
+    ``url`` is the server's address, ``api_key`` the key for it; ``tidebox.sdk.server_target`` says what is used without
     them. ``connect_timeout`` is how long a connection may take to be made, ``source`` what kind of program this is, for
     the server's audit log.
     """
@@ -46,15 +46,15 @@ class AsyncAccess(Closing):
         api_key: str | None = None,
         connect_timeout: float = 10.0,
         source: ClientSource = "SDK",
-        http: Http | None = None,
+        http: HttpClient | None = None,
     ) -> None:
         """``http`` is how requests travel, where that is not over connections of its own."""
-        self._http = http or Http(connect_timeout, source)
+        self._http = http or HttpClient(connect_timeout, source)
         target = find_target(url, api_key)
-        self._control = Control(self._http, target.http_url, target.key)
-        self.sessions = Sessions(self._control)
+        self._control = ControlPlane(self._http, target.http_url, target.key)
+        self.sessions = SessionRequests(self._control)
         """The requests of the protocol, one by one."""
-        self._held: dict[Hashable, Held] = {}
+        self._held: dict[Hashable, SharedGrant] = {}
         self._closed = False
 
     async def close(self) -> None:
@@ -70,7 +70,7 @@ class AsyncAccess(Closing):
 
         It is released when whoever holds it here has closed it, unless it is to be kept.
         """
-        source = Negotiation(self._control, thread_id, assistant_id)
+        source = NegotiatedGrantSource(self._control, thread_id, assistant_id)
         return await self._hold(("acquire", thread_id, assistant_id), source, keep)
 
     async def ensure(
@@ -91,7 +91,7 @@ class AsyncAccess(Closing):
         all that a request may say: what it has if it is made; one that is there stays as it is. It is released when
         whoever holds it here has closed it, unless it is to be kept.
         """
-        extras = Extras(packages_of(packages), None if egress is None else ask_of(egress))
+        extras = CreationOptions(packages_of(packages), None if egress is None else ask_of(egress))
         return await self._session("ensure", scope_id, scope_type, capabilities, actor, keep, extras)
 
     async def get(
@@ -115,7 +115,7 @@ class AsyncAccess(Closing):
 
     async def open(self, session_id: str) -> AsyncSandbox:
         """The sandbox of a session that was asked for before, here or elsewhere; it is not released by being closed."""
-        return await self._hold(("open", session_id), Bound(self._control, session_id), True)
+        return await self._hold(("open", session_id), BindingGrantSource(self._control, session_id), True)
 
     async def _session(
         self,
@@ -125,19 +125,19 @@ class AsyncAccess(Closing):
         capabilities: Collection[str] | None,
         actor: ActorType | None,
         keep: bool,
-        extras: Extras = NO_EXTRAS,
+        extras: CreationOptions = DEFAULT_CREATION,
     ) -> AsyncSandbox:
         wanted = None if capabilities is None else frozenset(capabilities)
-        source = Session(self._control, scope_type, scope_id, mode, wanted, actor, extras)
+        source = SessionGrantSource(self._control, scope_type, scope_id, mode, wanted, actor, extras)
         return await self._hold((mode, scope_type, scope_id, wanted, actor, extras), source, keep)
 
-    async def _hold(self, key: Hashable, source: Source, keep: bool) -> AsyncSandbox:
+    async def _hold(self, key: Hashable, source: GrantSource, keep: bool) -> AsyncSandbox:
         if self._closed:
             raise ClientClosed("the client was closed")
         held = self._held.get(key)
         if held is None:
             # What nobody holds is kept for the next who asks, while it is good.
             self._held = {known: there for known, there in self._held.items() if not there.idle}
-            held = self._held[key] = Held(source)
+            held = self._held[key] = SharedGrant(source)
         grant = await held.take(keep=keep)
         return AsyncSandbox(self._http, held, grant)

@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Self, overload
 
 from tidebox.model.principal import ClientSource
-from tidebox.sdk.portal import ClosingShell, Portal, Shell, blocking
+from tidebox.sdk.file_content import LocalPath
+from tidebox.sdk.loop_thread import BlockingFacade, ClosingFacade, LoopThread, blocking
 from tidebox.sdk.sandboxes.access import AsyncAccess
 from tidebox.sdk.sandboxes.files import AsyncFiles
 from tidebox.sdk.sandboxes.process import AsyncProcess
 from tidebox.sdk.sandboxes.results import Chunk, Ending
 from tidebox.sdk.sandboxes.sandbox import AsyncSandbox
 from tidebox.sdk.sandboxes.watch import AsyncWatch, Change
-from tidebox.sdk.transfers import LocalPath
 
 
-class Process(ClosingShell[AsyncProcess]):
+class Process(ClosingFacade[AsyncProcess]):
     """A program that runs in a sandbox; iterate over it for its output as it comes.
 
     One thread reads. Closing it ends the program, unless that was started to go on without anybody.
@@ -65,7 +65,7 @@ class Process(ClosingShell[AsyncProcess]):
         return self._portal.call(self._inner.wait, timeout)
 
 
-class Watch(ClosingShell[AsyncWatch]):
+class Watch(ClosingFacade[AsyncWatch]):
     """A directory that is watched; iterate over it for what changes there, until it is removed. One thread reads."""
 
     def __iter__(self) -> Iterator[Change]:
@@ -80,7 +80,7 @@ class Watch(ClosingShell[AsyncWatch]):
         return self._portal.call(self._inner.read, timeout)
 
 
-class Files(Shell[AsyncFiles]):
+class Files(BlockingFacade[AsyncFiles]):
     """What can be done with files. Paths that are not absolute are below ``/workspace``."""
 
     upload = blocking(AsyncFiles.upload)
@@ -107,7 +107,7 @@ class Files(Shell[AsyncFiles]):
         return self._portal.call(lambda: self._inner.download(path, to))
 
 
-class Sandbox(ClosingShell[AsyncSandbox]):
+class Sandbox(ClosingFacade[AsyncSandbox]):
     """A box that lives on between programs, with a workspace that they share.
 
     The last who holds it and closes it releases it, with all that is in it, unless it is to be kept.
@@ -119,7 +119,7 @@ class Sandbox(ClosingShell[AsyncSandbox]):
     attach = blocking(AsyncSandbox.attach, Process)
 
     def __init__(
-        self, portal: Portal, sandbox: AsyncSandbox, *, access: AsyncAccess | None = None, owns_portal: bool = False
+        self, portal: LoopThread, sandbox: AsyncSandbox, *, access: AsyncAccess | None = None, owns_portal: bool = False
     ) -> None:
         super().__init__(portal, sandbox)
         self._access = access
@@ -132,7 +132,7 @@ class Sandbox(ClosingShell[AsyncSandbox]):
 
         Its token is refreshed if ``refresh_url`` is there. Closing it leaves it to whoever negotiated it.
         """
-        portal = Portal()
+        portal = LoopThread()
         try:
             sandbox = portal.call(lambda: AsyncSandbox.connect(config, connect_timeout=connect_timeout, source=source))
         except BaseException:
@@ -157,7 +157,7 @@ class Sandbox(ClosingShell[AsyncSandbox]):
         It has the ``packages``, of Python or by language, and its programs reach what ``egress`` says, hosts or all
         that a request may say, if it is made. It is released when it is closed, unless it is to be kept.
         """
-        portal = Portal()
+        portal = LoopThread()
         access = AsyncAccess(server, api_key=api_key, source=source)
         try:
             name = scope_id or f"sandbox-{secrets.token_hex(8)}"
@@ -202,7 +202,7 @@ class Sandbox(ClosingShell[AsyncSandbox]):
             self._portal.close()
 
 
-class Access(ClosingShell[AsyncAccess]):
+class Access(ClosingFacade[AsyncAccess]):
     """Asks a server for sandboxes, and keeps what it grants: one grant for each scope, whoever asks for it here.
 
     The arguments are those of ``AsyncAccess``.
@@ -224,7 +224,7 @@ class Access(ClosingShell[AsyncAccess]):
         source: ClientSource = "SDK",
     ) -> None:
         access = AsyncAccess(url, api_key=api_key, connect_timeout=connect_timeout, source=source)
-        super().__init__(Portal(), access)
+        super().__init__(LoopThread(), access)
 
     def close(self) -> None:
         """Release the sandboxes that are still held, but for those to keep, and end the connections."""

@@ -13,13 +13,13 @@ from tidebox.errors import Conflict, NotFound, ServerProtocolError, TideboxError
 from tidebox.model.limits import MIB
 from tidebox.protocols.dataplane import routes
 from tidebox.sdk.errors import ConnectionLost, ServerUnreachable
-from tidebox.sdk.patience import Patience
-from tidebox.sdk.sandboxes.grants import Grant
-from tidebox.sdk.sandboxes.holding import Held
-from tidebox.sdk.sandboxes.plane import Plane
+from tidebox.sdk.file_content import PIECE_BYTES, Content, LocalPath, UploadContent, check_target, write_to
+from tidebox.sdk.retries import RetryBudget
+from tidebox.sdk.sandboxes.dataplane import DataplaneClient
+from tidebox.sdk.sandboxes.grants import SandboxGrant
 from tidebox.sdk.sandboxes.results import FileInfo, file_info
+from tidebox.sdk.sandboxes.shared_grant import SharedGrant
 from tidebox.sdk.sandboxes.watch import AsyncWatch
-from tidebox.sdk.transfers import PIECE_BYTES, Content, LocalPath, Upload, check_target, write_to
 
 # Uploads of this size or more go on where they were when a connection is lost; smaller ones begin again.
 _RESUME_BYTES = MIB
@@ -31,7 +31,7 @@ _DISCARD_SECONDS = 5.0
 class AsyncFiles:
     """What can be done with files. Paths that are not absolute are below ``/workspace``."""
 
-    def __init__(self, plane: Plane, held: Held) -> None:
+    def __init__(self, plane: DataplaneClient, held: SharedGrant) -> None:
         self._plane = plane
         self._held = held
 
@@ -40,7 +40,7 @@ class AsyncFiles:
 
         Directories that are missing are made. Without ``mode`` a file that is replaced keeps its permissions.
         """
-        upload = Upload(content)
+        upload = UploadContent(content)
         request = routes.UploadRequest(path, None if mode is None else f"{mode:04o}")
         size = await upload.size()
         if size is None or size < _RESUME_BYTES:
@@ -52,9 +52,9 @@ class AsyncFiles:
             await self._discard(routes.PartRequest(path, request.upload_id))
             raise
 
-    async def _upload(self, upload: Upload, request: routes.UploadRequest) -> int:
+    async def _upload(self, upload: UploadContent, request: routes.UploadRequest) -> int:
         """Send a file, again if a connection is lost: the rest of it if the sandbox keeps what came, else all."""
-        patience = Patience(_PATIENCE_SECONDS)
+        patience = RetryBudget(_PATIENCE_SECONDS)
         lost = False
         while True:
             try:
@@ -82,7 +82,7 @@ class AsyncFiles:
             raise ServerProtocolError("the sandbox did not say how much of the upload has come")
         return came.offset
 
-    async def _send(self, upload: Upload, request: routes.UploadRequest) -> int:
+    async def _send(self, upload: UploadContent, request: routes.UploadRequest) -> int:
         async def begin() -> bytes | AsyncIterator[bytes]:
             # A request that is sent again, with another token, begins there too.
             await upload.end()
@@ -114,7 +114,7 @@ class AsyncFiles:
         """
         check_target(to)
 
-        async def attempt(grant: Grant) -> bytes | int:
+        async def attempt(grant: SandboxGrant) -> bytes | int:
             url = f"{grant.http_url}/files/download"
             exchange = self._plane.http.exchange("GET", url, bearer=grant.token, params={"path": path})
             async with exchange as response:
@@ -148,7 +148,7 @@ class AsyncFiles:
     async def watch(self, path: str = ".", *, recursive: bool = False) -> AsyncWatch:
         """Watch a directory for what changes in it; with ``recursive``, also in those below it."""
 
-        async def attempt(grant: Grant) -> AsyncWatch:
+        async def attempt(grant: SandboxGrant) -> AsyncWatch:
             return await AsyncWatch.open(self._plane.http, self._held, grant, routes.WatchRequest(path, recursive))
 
         return await self._plane.use(attempt)

@@ -16,7 +16,7 @@ from tidebox.sdk.errors import VersionRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class SandboxGrant:
     """A token for a sandbox, and where that is reached."""
 
     sandbox_id: str
@@ -41,17 +41,17 @@ class Grant:
     """Whether the scope had a sandbox before, which is lost with all that was in it."""
 
 
-def from_session(body: bytes) -> Grant:
+def from_session(body: bytes) -> SandboxGrant:
     """The grant in an answer of ``POST /v1/sandbox/sessions``."""
     return _of_session(decode(AccessAnswer, body))
 
 
-def from_negotiation(body: bytes, server_url: str) -> Grant:
+def from_negotiation(body: bytes, server_url: str) -> SandboxGrant:
     """The grant in an answer of ``POST /sandbox/acquire``."""
     return _of_negotiation(decode(GrantAnswer, body), server_url)
 
 
-def with_token(grant: Grant, body: bytes) -> Grant:
+def with_token(grant: SandboxGrant, body: bytes) -> SandboxGrant:
     """The grant with the new token of an answer."""
     answer = decode(TokenAnswer, body)
     granted = _granted(answer.credentials)
@@ -59,7 +59,7 @@ def with_token(grant: Grant, body: bytes) -> Grant:
     return replace(grant, token=_fit(answer.token), expires_at=_moment(answer.expires_at), capabilities=capabilities)
 
 
-def from_config(config: Mapping[str, Any]) -> Grant:
+def from_config(config: Mapping[str, Any]) -> SandboxGrant:
     """The grant that somebody else negotiated, out of the configuration of a run.
 
     That is the whole configuration, its ``configurable`` or what is below ``configurable.sandbox``: an answer of either
@@ -82,16 +82,16 @@ def from_config(config: Mapping[str, Any]) -> Grant:
         raise InvalidRequest(f"configurable.sandbox: {error.message}", field="sandbox") from None
 
 
-def at_server(server_url: str, sandbox_id: str, token: str, expires_at: float) -> Grant:
+def at_server(server_url: str, sandbox_id: str, token: str, expires_at: float) -> SandboxGrant:
     """The grant that a token of the server at ``server_url`` is."""
     http = f"{server_url}/v1"
     ws = f"ws{http.removeprefix('http')}"
     return _below(http, ws, sandbox_id=sandbox_id, token=token, expires_at=expires_at)
 
 
-def _below(http: str, ws: str, **fields: Any) -> Grant:
+def _below(http: str, ws: str, **fields: Any) -> SandboxGrant:
     """A grant whose routes and sockets are below these addresses."""
-    return Grant(
+    return SandboxGrant(
         http_url=http,
         exec_url=f"{ws}/exec/ws",
         shell_url=f"{ws}/shell/ws",
@@ -100,7 +100,7 @@ def _below(http: str, ws: str, **fields: Any) -> Grant:
     )
 
 
-def _of_session(answer: AccessAnswer) -> Grant:
+def _of_session(answer: AccessAnswer) -> SandboxGrant:
     place = answer.sandbox
     http, ws = _address(place.http_base_url, "http"), _address(place.ws_base_url, "ws")
     return _below(
@@ -117,7 +117,7 @@ def _of_session(answer: AccessAnswer) -> Grant:
     )
 
 
-def _of_negotiation(answer: GrantAnswer, server_url: str | None = None) -> Grant:
+def _of_negotiation(answer: GrantAnswer, server_url: str | None = None) -> SandboxGrant:
     if answer.protocol_version.partition(".")[0] != PROTOCOL_VERSION.partition(".")[0]:
         raise VersionRefused(
             f"the server speaks version {answer.protocol_version} of the protocol, this client {PROTOCOL_VERSION}"
@@ -126,7 +126,7 @@ def _of_negotiation(answer: GrantAnswer, server_url: str | None = None) -> Grant
     capabilities: set[str] | None = None
     if answer.scopes is not None:
         capabilities = set().union(*(named(SCOPES[word]) if word in SCOPES else {word} for word in answer.scopes))
-    return Grant(
+    return SandboxGrant(
         sandbox_id=answer.sandbox_id,
         token=_fit(answer.token),
         expires_at=_moment(answer.expires_at),

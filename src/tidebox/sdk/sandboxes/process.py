@@ -8,16 +8,16 @@ from typing import Self
 from tidebox.errors import ServerProtocolError
 from tidebox.protocols.codec import encode
 from tidebox.protocols.dataplane import frames
-from tidebox.sdk.closing import Closing
+from tidebox.sdk.closeable import AsyncCloseable
 from tidebox.sdk.errors import ConnectionLost
-from tidebox.sdk.http import Http
+from tidebox.sdk.http_client import HttpClient
+from tidebox.sdk.message_socket import MessageSocket
 from tidebox.sdk.sandboxes.results import Chunk, Ending, ending_of
-from tidebox.sdk.sockets import Socket
 
 
-async def introduce(http: Http, url: str, token: str) -> frames.AuthOk:
+async def introduce(http: HttpClient, url: str, token: str) -> frames.AuthOk:
     """What a token is good for; raises if it is not."""
-    socket = await Socket.open(http, url, token)
+    socket = await MessageSocket.open(http, url, token)
     try:
         await socket.send(encode(frames.Auth(token)))
         frame = await _receive(socket)
@@ -28,7 +28,7 @@ async def introduce(http: Http, url: str, token: str) -> frames.AuthOk:
     return frame
 
 
-async def next_frame(socket: Socket) -> frames.Frame:
+async def next_frame(socket: MessageSocket) -> frames.Frame:
     """The next frame of a type that is known."""
     while (message := await socket.receive()) is not None:
         if (frame := frames.decode_frame(message)) is not None:
@@ -36,7 +36,7 @@ async def next_frame(socket: Socket) -> frames.Frame:
     raise ConnectionLost("the sandbox closed the connection before the program was over")
 
 
-async def _receive(socket: Socket) -> frames.Frame:
+async def _receive(socket: MessageSocket) -> frames.Frame:
     """The same, but an error that the sandbox tells of is raised."""
     frame = await next_frame(socket)
     if isinstance(frame, frames.Error):
@@ -44,13 +44,13 @@ async def _receive(socket: Socket) -> frames.Frame:
     return frame
 
 
-class AsyncProcess(Closing):
+class AsyncProcess(AsyncCloseable):
     """A program that runs in a sandbox; iterate over it for its output as it comes.
 
     One task reads. Closing it ends the program, unless that was started to go on without anybody.
     """
 
-    def __init__(self, socket: Socket) -> None:
+    def __init__(self, socket: MessageSocket) -> None:
         self._socket = socket
         self._ending: Ending | None = None
         self.pid = 0
@@ -61,10 +61,10 @@ class AsyncProcess(Closing):
         """Where its output, of both streams together, goes on after what was read; known if it has an id."""
 
     @classmethod
-    async def start(cls, http: Http, url: str, token: str, request: frames.Start) -> Self:
+    async def start(cls, http: HttpClient, url: str, token: str, request: frames.Start) -> Self:
         """Start a program, or attach to one, as the ``start`` frame says."""
         message = encode(request)
-        process = cls(await Socket.open(http, url, token))
+        process = cls(await MessageSocket.open(http, url, token))
         try:
             await process._socket.send(message)
             frame = await _receive(process._socket)

@@ -41,7 +41,7 @@ class ShellOptions(TypedDict, total=False):
     """Whether it goes on when it is closed or the connection breaks; ``attach`` finds it again."""
 
 
-class StartOptions(ShellOptions, total=False):
+class ProcessOptions(ShellOptions, total=False):
     """What else can be said of a program that is followed."""
 
     stdin: bool

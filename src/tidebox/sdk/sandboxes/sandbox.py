@@ -9,32 +9,32 @@ from tidebox.errors import InvalidRequest, Unauthorized
 from tidebox.model.principal import ClientSource
 from tidebox.protocols.dataplane import routes
 from tidebox.protocols.dataplane.frames import Start
-from tidebox.sdk.closing import Closing
+from tidebox.sdk.closeable import AsyncCloseable
 from tidebox.sdk.errors import ClientClosed, SandboxRecreated
-from tidebox.sdk.http import Http
+from tidebox.sdk.http_client import HttpClient
+from tidebox.sdk.sandboxes.dataplane import DataplaneClient
 from tidebox.sdk.sandboxes.files import AsyncFiles
-from tidebox.sdk.sandboxes.grants import Grant, from_config
-from tidebox.sdk.sandboxes.holding import Held
-from tidebox.sdk.sandboxes.plane import Plane
+from tidebox.sdk.sandboxes.grant_sources import HandedOverGrant
+from tidebox.sdk.sandboxes.grants import SandboxGrant, from_config
 from tidebox.sdk.sandboxes.process import AsyncProcess, introduce
 from tidebox.sdk.sandboxes.requests import (
     Command,
     ExecOptions,
+    ProcessOptions,
     ShellOptions,
-    StartOptions,
     make_exec,
     make_start,
 )
 from tidebox.sdk.sandboxes.results import ExecResult, executed
-from tidebox.sdk.sandboxes.sources import Given
+from tidebox.sdk.sandboxes.shared_grant import SharedGrant
 
 Answer = TypeVar("Answer")
 
 
-class AsyncSandbox(Closing):
+class AsyncSandbox(AsyncCloseable):
     """A box that lives on between programs, with a workspace that they share."""
 
-    def __init__(self, http: Http, held: Held, grant: Grant, *, owns_http: bool = False) -> None:
+    def __init__(self, http: HttpClient, held: SharedGrant, grant: SandboxGrant, *, owns_http: bool = False) -> None:
         self._http = http
         self._held = held
         self._grant = grant
@@ -42,7 +42,7 @@ class AsyncSandbox(Closing):
         self._closed = False
         self.recreated = grant.recreated
         """Whether there was another sandbox before, which is lost with all that was in it."""
-        self._plane = Plane(http, self._use)
+        self._plane = DataplaneClient(http, self._use)
         self.files = AsyncFiles(self._plane, held)
 
     @classmethod
@@ -53,8 +53,8 @@ class AsyncSandbox(Closing):
 
         Its token is refreshed if ``refresh_url`` is there. Closing it leaves it to whoever negotiated it.
         """
-        http = Http(connect_timeout, source)
-        held = Held(Given(http, from_config(config)))
+        http = HttpClient(connect_timeout, source)
+        held = SharedGrant(HandedOverGrant(http, from_config(config)))
         sandbox = cls(http, held, await held.take(keep=True), owns_http=True)
         try:
             await sandbox._use(sandbox._knock)
@@ -102,8 +102,8 @@ class AsyncSandbox(Closing):
         """
         return executed(await self._plane.ask(routes.EXEC, make_exec(command, **options)))
 
-    async def start(self, command: Command, **options: Unpack[StartOptions]) -> AsyncProcess:
-        """Begin to run a program; see ``StartOptions`` for what else can be said."""
+    async def start(self, command: Command, **options: Unpack[ProcessOptions]) -> AsyncProcess:
+        """Begin to run a program; see ``ProcessOptions`` for what else can be said."""
         return await self._start(_exec_url, make_start(command, **options))
 
     async def shell(self, **options: Unpack[ShellOptions]) -> AsyncProcess:
@@ -114,19 +114,19 @@ class AsyncSandbox(Closing):
         """Go on with a program that was left running, from that place in its output or the oldest that is kept."""
         return await self._start(_exec_url, Start(process_id=process_id, offset=offset))
 
-    async def _start(self, url_of: Callable[[Grant], str], request: Start) -> AsyncProcess:
-        async def attempt(grant: Grant) -> AsyncProcess:
+    async def _start(self, url_of: Callable[[SandboxGrant], str], request: Start) -> AsyncProcess:
+        async def attempt(grant: SandboxGrant) -> AsyncProcess:
             return await AsyncProcess.start(self._http, url_of(grant), grant.token, request)
 
         return await self._use(attempt)
 
-    async def _knock(self, grant: Grant) -> None:
+    async def _knock(self, grant: SandboxGrant) -> None:
         """See whether a token is good, and for which sandbox."""
         known = await introduce(self._http, grant.exec_url, grant.token)
         if known.sandbox_id != grant.sandbox_id:
             raise InvalidRequest("configurable.sandbox: the token is for another sandbox", field="sandbox")
 
-    async def _use(self, attempt: Callable[[Grant], Awaitable[Answer]]) -> Answer:
+    async def _use(self, attempt: Callable[[SandboxGrant], Awaitable[Answer]]) -> Answer:
         """Do something with a token that is good; if it turns out not to be, once more with another one."""
         self._check_open()
         grant = self._noticed(await self._held.current())
@@ -136,7 +136,7 @@ class AsyncSandbox(Closing):
             fresh = await self._held.renewed(grant)
         return await attempt(self._noticed(fresh))
 
-    def _noticed(self, grant: Grant) -> Grant:
+    def _noticed(self, grant: SandboxGrant) -> SandboxGrant:
         """A grant, unless it is for another sandbox: whoever relies on what was in the last one has to know."""
         last, self._grant = self._grant, grant
         if grant.sandbox_id != last.sandbox_id:
@@ -153,9 +153,9 @@ class AsyncSandbox(Closing):
             raise ClientClosed("the sandbox was closed")
 
 
-def _exec_url(grant: Grant) -> str:
+def _exec_url(grant: SandboxGrant) -> str:
     return grant.exec_url
 
 
-def _shell_url(grant: Grant) -> str:
+def _shell_url(grant: SandboxGrant) -> str:
     return grant.shell_url

@@ -11,10 +11,10 @@ from tidebox.errors import ServerProtocolError
 from tidebox.protocols.codec import decode, encode, to_fields
 from tidebox.protocols.dataplane.frames import Auth, WatchFrame
 from tidebox.protocols.dataplane.routes import WatchRequest
-from tidebox.sdk.closing import Closing
-from tidebox.sdk.http import Http
-from tidebox.sdk.sandboxes.grants import Grant
-from tidebox.sdk.sockets import Socket
+from tidebox.sdk.closeable import AsyncCloseable
+from tidebox.sdk.http_client import HttpClient
+from tidebox.sdk.message_socket import MessageSocket
+from tidebox.sdk.sandboxes.grants import SandboxGrant
 
 ChangeKind = Literal["created", "modified", "removed", "moved", "overflow"]
 _KINDS: tuple[ChangeKind, ...] = get_args(ChangeKind)
@@ -31,17 +31,17 @@ class Change(NamedTuple):
     is_directory: bool = False
 
 
-class Grants(Protocol):
+class GrantFeed(Protocol):
     """Tells when there is another grant."""
 
-    async def after(self, grant: Grant) -> Grant | None:
+    async def after(self, grant: SandboxGrant) -> SandboxGrant | None:
         """The grant that comes after this one, as soon as it is there; None if none will come."""
 
 
-class AsyncWatch(Closing):
+class AsyncWatch(AsyncCloseable):
     """A directory that is watched; iterate over it for what changes there, until it is removed. One task reads."""
 
-    def __init__(self, socket: Socket) -> None:
+    def __init__(self, socket: MessageSocket) -> None:
         self._socket = socket
         self._path = ""
         self._showing: asyncio.Task[None] | None = None
@@ -49,15 +49,15 @@ class AsyncWatch(Closing):
     @classmethod
     async def open(
         cls,
-        http: Http,
-        grants: Grants,
-        grant: Grant,
+        http: HttpClient,
+        grants: GrantFeed,
+        grant: SandboxGrant,
         request: WatchRequest,
         headers: Mapping[str, str] | None = None,
     ) -> Self:
         """Begin to watch; what happens from now on is told."""
         query = urlencode(to_fields(request))
-        watch = cls(await Socket.open(http, f"{grant.watch_url}?{query}", grant.token, headers))
+        watch = cls(await MessageSocket.open(http, f"{grant.watch_url}?{query}", grant.token, headers))
         try:
             frame = await watch._receive()
             if frame is None or frame.type != "ready":
@@ -89,7 +89,7 @@ class AsyncWatch(Closing):
             await asyncio.wait([self._showing])
         await self._socket.close(at_once=True)
 
-    async def _show_tokens(self, grants: Grants, grant: Grant) -> None:
+    async def _show_tokens(self, grants: GrantFeed, grant: SandboxGrant) -> None:
         while (fresh := await grants.after(grant)) is not None and fresh.sandbox_id == grant.sandbox_id:
             grant = fresh
             await self._socket.send(encode(Auth(grant.token)))

@@ -25,8 +25,8 @@ from tidebox.errors import (
 from tidebox.model.limits import MIB
 from tidebox.protocols.dataplane.routes import FILE_ERRORS
 from tidebox.sdk.errors import ClientClosed, ConnectionLost, ServerUnreachable
-from tidebox.sdk.http import Http, timed_out
-from tidebox.sdk.sandboxes.sources import Control
+from tidebox.sdk.http_client import HttpClient, timed_out
+from tidebox.sdk.sandboxes.grant_sources import ControlPlane
 
 # Far above what a server sends of a program's output at once, and little enough to keep for every client that is slow.
 _MAX_FRAME_BYTES = 4 * MIB
@@ -53,7 +53,7 @@ class Peer:
         self.url = url
         tls = ssl.create_default_context(cafile=ca) if url.startswith("https:") else None
         # How many connections there are is bounded by how many are open to this server.
-        self.http = Http(
+        self.http = HttpClient(
             _CONNECT_SECONDS,
             None,
             upgrade_timeout=ANSWER_SECONDS,
@@ -61,7 +61,7 @@ class Peer:
             proxies=False,
             max_frame_bytes=_MAX_FRAME_BYTES,
         )
-        self._control = Control(self.http, url, key)
+        self._control = ControlPlane(self.http, url, key)
         self._down_until = 0.0
         self._failures: tuple[float, float] | None = None
         """When it did not answer first and last, since it last did."""

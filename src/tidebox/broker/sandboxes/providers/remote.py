@@ -35,8 +35,8 @@ from tidebox.model.providers import DIRECT, LOCAL, RemoteServer
 from tidebox.model.sandbox import Capability, named
 from tidebox.protocols import access
 from tidebox.protocols.codec import decode
-from tidebox.sdk.sandboxes.grants import Grant, from_session
-from tidebox.sdk.sandboxes.sources import PACKAGES_SECONDS, STARTING_SECONDS
+from tidebox.sdk.sandboxes.grant_sources import PACKAGES_SECONDS, STARTING_SECONDS
+from tidebox.sdk.sandboxes.grants import SandboxGrant, from_session
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class RemoteProvider(Provider):
         self._asked.add(binding_id)
         return self._sandbox(binding_id, grant)
 
-    async def _made(self, binding_id: str, like: LiveSandbox | None, packages: Packages) -> Grant:
+    async def _made(self, binding_id: str, like: LiveSandbox | None, packages: Packages) -> SandboxGrant:
         while True:
             try:
                 return await self._negotiate(
@@ -169,7 +169,7 @@ class RemoteProvider(Provider):
         meant: tuple[type[TideboxError], ...],
         seconds: float = ANSWER_SECONDS,
         **more: Any,
-    ) -> Grant:
+    ) -> SandboxGrant:
         # Only of that server itself: two servers that are providers of each other would ask each other for ever.
         scope = access.Scope(_SCOPE_TYPE, binding_id)
         asked = access.SessionRequest(scope=scope, mode=mode, provider_preference=LOCAL, **more)
@@ -180,7 +180,7 @@ class RemoteProvider(Provider):
                 raise ServerProtocolError("an answer that names no session or sandbox")
         return grant
 
-    def _sandbox(self, binding_id: str, grant: Grant) -> RemoteSandbox:
+    def _sandbox(self, binding_id: str, grant: SandboxGrant) -> RemoteSandbox:
         base_url = grant.http_url.removesuffix("/v1") if self.direct else None
         return RemoteSandbox(grant.sandbox_id, binding_id, self, grant.session_id or "", base_url)
 

@@ -14,13 +14,13 @@ from tidebox.model.box import FileInfo
 from tidebox.model.limits import MIB
 from tidebox.protocols.dataplane import routes
 from tidebox.protocols.dataplane.routes import PartRequest, PathRequest, UploadAnswer, UploadRequest
-from tidebox.sdk.sandboxes.plane import Plane
+from tidebox.sdk.sandboxes.dataplane import DataplaneClient
 
 if TYPE_CHECKING:
     import httpx2
 
     from tidebox.broker.sandboxes.providers.remote_sandbox import RemoteSandbox
-    from tidebox.sdk.sandboxes.grants import Grant
+    from tidebox.sdk.sandboxes.grants import SandboxGrant
 
 _SILENCE_SECONDS = 60.0
 # A directory of a hundred thousand entries.
@@ -34,7 +34,7 @@ class RemoteFiles(SandboxFiles):
     def __init__(self, sandbox: RemoteSandbox, headers: Mapping[str, str]) -> None:
         self._sandbox = sandbox
         self._headers = headers
-        self._plane = Plane(
+        self._plane = DataplaneClient(
             sandbox.http, sandbox.do, headers=headers, seconds=_SILENCE_SECONDS, limit=_MAX_ANSWER_BYTES
         )
 
@@ -87,7 +87,9 @@ class RemoteFiles(SandboxFiles):
                 yield chunk
 
     @asynccontextmanager
-    async def _download(self, grant: Grant, path: str, offset: int, length: int) -> AsyncIterator[httpx2.Response]:
+    async def _download(
+        self, grant: SandboxGrant, path: str, offset: int, length: int
+    ) -> AsyncIterator[httpx2.Response]:
         # An empty file has no range; whether it may be read is asked all the same.
         part = {"range": f"bytes={offset}-{offset + length - 1}"} if length else {}
         exchange = self._sandbox.http.exchange(

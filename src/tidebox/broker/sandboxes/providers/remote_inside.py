@@ -30,11 +30,11 @@ from tidebox.protocols.dataplane import frames
 from tidebox.protocols.dataplane.frames import Start, Stderr, Stdout, Terminal, raw
 from tidebox.protocols.dataplane.routes import WatchRequest
 from tidebox.runtime.base import Exec, Watch
+from tidebox.sdk.error_decoding import from_told
 from tidebox.sdk.errors import ClientClosed, ConnectionLost
-from tidebox.sdk.failures import from_told
+from tidebox.sdk.message_socket import MessageSocket
 from tidebox.sdk.sandboxes.process import next_frame
 from tidebox.sdk.sandboxes.watch import AsyncWatch
-from tidebox.sdk.sockets import Socket
 
 if TYPE_CHECKING:
     from tidebox.broker.sandboxes.providers.remote_sandbox import RemoteSandbox
@@ -71,7 +71,7 @@ class RemoteInside(Inside):
             input_acks=True,
         )
         async with self._sandbox.granted() as grant:
-            socket = await Socket.open(self._sandbox.http, grant.exec_url, grant.token, self._headers)
+            socket = await MessageSocket.open(self._sandbox.http, grant.exec_url, grant.token, self._headers)
             try:
                 await socket.send(encode(start))
             except BaseException:
@@ -93,7 +93,7 @@ class RemoteInside(Inside):
 class RemoteExec(Exec):
     """A program that runs there; it is killed there when the connection is lost."""
 
-    def __init__(self, socket: Socket) -> None:
+    def __init__(self, socket: MessageSocket) -> None:
         self.ended = False
         self._socket = socket
         self._acks = False

@@ -14,11 +14,11 @@ from tidebox.broker.sandboxes.sandbox import Inside, LiveSandbox, Pass
 from tidebox.errors import BoxGone, ProviderUnavailable, TideboxError, Unauthorized
 from tidebox.model.principal import Actor
 from tidebox.model.sandbox import Capability
-from tidebox.sdk.sandboxes.grants import Grant, at_server
+from tidebox.sdk.sandboxes.grants import SandboxGrant, at_server
 
 if TYPE_CHECKING:
     from tidebox.broker.sandboxes.providers.remote import RemoteProvider
-    from tidebox.sdk.http import Http
+    from tidebox.sdk.http_client import HttpClient
 
 Answer = TypeVar("Answer")
 
@@ -149,16 +149,16 @@ class RemoteSandbox(LiveSandbox):
     # Through this server
 
     @property
-    def http(self) -> Http:
+    def http(self) -> HttpClient:
         """The connections to that server."""
         return self._provider.peer.http
 
-    async def grant(self) -> Grant:
+    async def grant(self) -> SandboxGrant:
         """Its own pass for that server's dataplane, wherever that says it is: a pass goes to no other host."""
         shown = await self.pass_()
         return at_server(self._provider.peer.url, self.id, shown.token, shown.expires_at)
 
-    async def after(self, grant: Grant) -> Grant | None:
+    async def after(self, grant: SandboxGrant) -> SandboxGrant | None:
         """The grant that comes after this one, when it is time for it; None if there is none."""
         shown = self._pass
         if shown is not None and shown.token == grant.token:
@@ -169,7 +169,7 @@ class RemoteSandbox(LiveSandbox):
             return None  # what was opened with the last one ends with it
 
     @asynccontextmanager
-    async def granted(self) -> AsyncIterator[Grant]:
+    async def granted(self) -> AsyncIterator[SandboxGrant]:
         """A pass that is good; what goes wrong within is told as of a sandbox of this server."""
         grant = await self.grant()
         try:
@@ -180,7 +180,7 @@ class RemoteSandbox(LiveSandbox):
         except TideboxError as error:
             raise failure(error) from None
 
-    async def do(self, attempt: Callable[[Grant], Awaitable[Answer]]) -> Answer:
+    async def do(self, attempt: Callable[[SandboxGrant], Awaitable[Answer]]) -> Answer:
         """The same, once."""
         async with self.granted() as grant:
             return await attempt(grant)

@@ -6,10 +6,10 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 from tidebox.errors import InvalidRequest
-from tidebox.sdk.transfers import Content, Upload
+from tidebox.sdk.file_content import Content, UploadContent
 
 
-class Form:
+class MultipartForm:
     """Files, each with its path as its name. It may have to be sent a second time."""
 
     def __init__(self, files: Mapping[str, Content]) -> None:
@@ -17,7 +17,7 @@ class Form:
             raise InvalidRequest("files: give at least one", field="files")
         self._boundary = secrets.token_hex(16)
         self._body: AsyncGenerator[bytes] | None = None
-        self._parts = {_head(self._boundary, path): Upload(content) for path, content in files.items()}
+        self._parts = {_head(self._boundary, path): UploadContent(content) for path, content in files.items()}
 
     @property
     def content_type(self) -> str:

@@ -21,9 +21,9 @@ from tidebox.model.limits import MIB
 from tidebox.model.principal import CLIENT_HEADER, ClientSource, clean_client
 from tidebox.protocols.codec import encode
 from tidebox.protocols.dataplane.frames import MAX_FRAME_BYTES
+from tidebox.sdk.error_decoding import from_answer
 from tidebox.sdk.errors import ClientClosed, ConnectionLost, ServerProtocolError, ServerUnreachable
-from tidebox.sdk.failures import from_answer
-from tidebox.sdk.target import Target, is_local, source_headers
+from tidebox.sdk.server_target import ServerTarget, is_local, source_headers
 from tidebox.sdk.transport import OPENING_ERRORS, Connect, opening_error
 
 USER_AGENT = f"tidebox/{tidebox.__version__}"
@@ -57,7 +57,7 @@ class Abortable(Protocol):
     def abort(self) -> None: ...
 
 
-class Connection(Protocol):
+class WebSocketConnection(Protocol):
     """A WebSocket connection, as far as it is used here."""
 
     @property
@@ -72,7 +72,7 @@ class Connection(Protocol):
     async def close(self) -> None: ...
 
 
-class Http:
+class HttpClient:
     """The connections of one client, those for requests kept for the next one."""
 
     def __init__(
@@ -176,11 +176,11 @@ class Http:
         if self._closed:
             raise ClientClosed("the client was closed")
 
-    async def dial(self, url: str, token: str | None, headers: Mapping[str, str] | None = None) -> Connection:
+    async def dial(self, url: str, token: str | None, headers: Mapping[str, str] | None = None) -> WebSocketConnection:
         """A WebSocket connection, made with a token or a key; raises if that is not good."""
         self.check_open()
         credential = {} if token is None else {"Authorization": f"Bearer {token}"}
-        target = Target(url, token, self.is_direct(urlsplit(url).hostname or ""))
+        target = ServerTarget(url, token, self.is_direct(urlsplit(url).hostname or ""))
         try:
             connection = await Connect(
                 url,

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 
-class Closing(abc.ABC):
+class AsyncCloseable(abc.ABC):
     """Closed at the end of a context."""
 
     @abc.abstractmethod

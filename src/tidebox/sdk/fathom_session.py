@@ -18,8 +18,8 @@ from tidebox.model.limits import Limits as DefaultLimits
 from tidebox.protocols.codec import ErrorBody, encode
 from tidebox.protocols.fathom import Error, Execute, Limits, Load, Pong, Stderr, Stdout
 from tidebox.sdk.accumulator import Accumulator
-from tidebox.sdk.failures import from_told
-from tidebox.sdk.frames import decode, make_cancel, make_execute, make_ping
+from tidebox.sdk.error_decoding import from_told
+from tidebox.sdk.fathom_messages import decode, make_cancel, make_execute, make_ping
 from tidebox.sdk.result import Output
 
 DEFAULTS = DefaultLimits()
@@ -28,7 +28,7 @@ _prefix = f"exec_{secrets.token_hex(4)}"
 _numbers = itertools.count(1)
 
 
-class Options(TypedDict, total=False):
+class ExecuteOptions(TypedDict, total=False):
     """What else can be said of an execution; sizes in bytes and times in seconds, as everywhere in Tidebox."""
 
     stdin: str | None
@@ -70,7 +70,7 @@ def make_request(
     )
 
 
-class Waiting(abc.ABC):
+class Pending(abc.ABC):
     """Somebody waits for something; ``wake`` is called when there is news."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ def _nobody() -> None:
     """Nobody waits yet."""
 
 
-class Progress(Waiting):
+class PendingExecution(Pending):
     """One execution: what is known of it, and the output that was not read yet."""
 
     def __init__(self, execution_id: str) -> None:
@@ -98,7 +98,7 @@ class Progress(Waiting):
         self.wake()
 
 
-class Question(Waiting):
+class PendingPing(Pending):
     """A ping without its answer."""
 
     def __init__(self) -> None:
@@ -112,32 +112,32 @@ class Question(Waiting):
         self.wake()
 
 
-class Session:
+class FathomSession:
     """Who waits for what on one connection."""
 
     def __init__(self) -> None:
-        self._executions: dict[str, Progress] = {}
-        self._questions: deque[Question] = deque()
+        self._executions: dict[str, PendingExecution] = {}
+        self._questions: deque[PendingPing] = deque()
 
-    def execute(self, request: Execute) -> tuple[Progress, bytes]:
+    def execute(self, request: Execute) -> tuple[PendingExecution, bytes]:
         """A new execution, and the frame that asks for it."""
         frame = encode(request)
-        progress = self._executions[request.id] = Progress(request.id)
+        progress = self._executions[request.id] = PendingExecution(request.id)
         return progress, frame
 
-    def cancel(self, progress: Progress) -> bytes | None:
+    def cancel(self, progress: PendingExecution) -> bytes | None:
         """The frame that cancels an execution, if it is still under way here."""
         if progress.known.execution_id not in self._executions:
             return None
         return encode(make_cancel(progress.known.execution_id))
 
-    def forget(self, progress: Progress) -> None:
+    def forget(self, progress: PendingExecution) -> None:
         """Nobody wants to know more of this execution."""
         self._executions.pop(progress.known.execution_id, None)
 
-    def ping(self) -> tuple[Question, bytes]:
+    def ping(self) -> tuple[PendingPing, bytes]:
         """A question, and its frame."""
-        question = Question()
+        question = PendingPing()
         self._questions.append(question)
         return question, encode(make_ping())
 
@@ -173,7 +173,7 @@ class Session:
 
     def end(self, error: TideboxError) -> None:
         """The connection is gone: everything that still waits on it fails."""
-        waiting: list[Waiting] = [*self._executions.values(), *self._questions]
+        waiting: list[Pending] = [*self._executions.values(), *self._questions]
         self._executions.clear()
         self._questions.clear()
         for each in waiting:

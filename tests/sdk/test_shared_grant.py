@@ -11,10 +11,10 @@ import pytest
 
 from tests.sdk.sandboxes import our_tasks, until
 from tidebox.errors import Expired, ProvisionFailed, TideboxError
-from tidebox.sdk.sandboxes.grants import Grant
-from tidebox.sdk.sandboxes.holding import Held
+from tidebox.sdk.sandboxes.grants import SandboxGrant
+from tidebox.sdk.sandboxes.shared_grant import SharedGrant
 
-GRANT = Grant(
+GRANT = SandboxGrant(
     sandbox_id="sb-1",
     token="0",
     expires_at=0.0,
@@ -33,21 +33,21 @@ class Source:
         self.heard: list[str] = []
         self.refusals: list[TideboxError] = []
 
-    def _grant(self) -> Grant:
+    def _grant(self) -> SandboxGrant:
         return replace(GRANT, token=str(len(self.heard)), expires_at=time.time() + self.life)
 
-    async def ask(self, last: Grant | None) -> Grant:
+    async def ask(self, last: SandboxGrant | None) -> SandboxGrant:
         self.heard.append("ask")
         await asyncio.sleep(0)
         return self._grant()
 
-    async def refresh(self, grant: Grant) -> Grant:
+    async def refresh(self, grant: SandboxGrant) -> SandboxGrant:
         self.heard.append("refresh")
         if self.refusals:
             raise self.refusals.pop()
         return self._grant()
 
-    async def release(self, grant: Grant) -> None:
+    async def release(self, grant: SandboxGrant) -> None:
         self.heard.append(f"release {grant.token}")
 
 
@@ -60,7 +60,7 @@ async def nothing_is_left() -> AsyncIterator[None]:
 async def test_a_refresh_that_fails_for_now_is_tried_again() -> None:
     source = Source(life=1.0)
     source.refusals = [ProvisionFailed("not now"), ProvisionFailed("not yet")]
-    held = Held(source)
+    held = SharedGrant(source)
     first = await held.take(keep=False)
     second = await asyncio.wait_for(held.after(first), 30)
     assert second is not None
@@ -72,7 +72,7 @@ async def test_a_refresh_that_fails_for_now_is_tried_again() -> None:
 async def test_a_refresh_that_is_refused_is_left_to_whoever_uses_it() -> None:
     source = Source(life=1.0)
     source.refusals = [Expired("lost")]
-    held = Held(source)
+    held = SharedGrant(source)
     await held.take(keep=True)
     await until(lambda: our_tasks() == [])
     assert source.heard == ["ask", "refresh"]
@@ -85,7 +85,7 @@ async def test_a_refresh_that_is_refused_is_left_to_whoever_uses_it() -> None:
 
 async def test_many_whose_token_was_refused_ask_once() -> None:
     source = Source(life=600.0)
-    held = Held(source)
+    held = SharedGrant(source)
     grant = await held.take(keep=True)
     fresh = await asyncio.gather(*(held.renewed(grant) for _ in range(10)))
     assert {each.token for each in fresh} == {"2"}
@@ -94,7 +94,7 @@ async def test_many_whose_token_was_refused_ask_once() -> None:
 
 async def test_a_clock_that_is_wrong_is_no_reason_to_ask_all_the_time() -> None:
     source = Source(life=-3600.0)
-    held = Held(source)
+    held = SharedGrant(source)
     await held.take(keep=True)
     await asyncio.gather(*(held.current() for _ in range(10)))
     assert source.heard == ["ask"]
@@ -102,7 +102,7 @@ async def test_a_clock_that_is_wrong_is_no_reason_to_ask_all_the_time() -> None:
 
 
 async def test_who_waits_for_the_next_grant_is_told_that_none_will_come() -> None:
-    held = Held(Source(life=600.0))
+    held = SharedGrant(Source(life=600.0))
     waiting = asyncio.create_task(held.after(await held.take(keep=True)))
     await asyncio.sleep(0)
     await held.close()

@@ -9,8 +9,8 @@ import time
 from tidebox.errors import TideboxError
 from tidebox.sdk.errors import ClientClosed
 from tidebox.sdk.reconnection import Reconnection
-from tidebox.sdk.sandboxes.grants import Grant
-from tidebox.sdk.sandboxes.sources import Source
+from tidebox.sdk.sandboxes.grant_sources import GrantSource
+from tidebox.sdk.sandboxes.grants import SandboxGrant
 
 # Of a token's life, when the next one is asked for: early enough to try again, and not all clients at once.
 _REFRESH_BETWEEN = (0.75, 0.85)
@@ -21,12 +21,12 @@ _UNKNOWN_LIFE = 60.0
 RELEASE_SECONDS = 10.0
 
 
-class Held:
+class SharedGrant:
     """One scope's grant, shared by all who hold it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: GrantSource) -> None:
         self._source = source
-        self._grant: Grant | None = None
+        self._grant: SandboxGrant | None = None
         self._good_until = 0.0
         """By the clock that nobody sets."""
         # Guards the grant: one request for it is under way at a time, and the others wait for what that brings.
@@ -43,10 +43,10 @@ class Held:
         return not self._holders and not self._changing.locked() and self._good is None
 
     @property
-    def _good(self) -> Grant | None:
+    def _good(self) -> SandboxGrant | None:
         return self._grant if time.monotonic() < self._good_until else None
 
-    async def take(self, *, keep: bool) -> Grant:
+    async def take(self, *, keep: bool) -> SandboxGrant:
         """Hold it, and get a grant, asked for if there is none that is good. With ``keep`` the sandbox stays after."""
         self._holders += 1
         try:
@@ -90,11 +90,11 @@ class Held:
             await self._source.release(self._grant)
             self._grant = None
 
-    async def current(self) -> Grant:
+    async def current(self) -> SandboxGrant:
         """A grant that is good, as far as that is known."""
         return self._good or await self.renewed(self._grant)
 
-    async def renewed(self, refused: Grant | None) -> Grant:
+    async def renewed(self, refused: SandboxGrant | None) -> SandboxGrant:
         """Another grant than one that was refused."""
         async with self._changing:
             self._check_open()
@@ -104,16 +104,16 @@ class Held:
                 self._keep_fresh()
             return grant
 
-    async def after(self, grant: Grant) -> Grant | None:
+    async def after(self, grant: SandboxGrant) -> SandboxGrant | None:
         """The grant that comes after this one, as soon as it is there; None if none will come."""
         while not self._closed and (self._grant is None or self._grant is grant):
             await self._changed.wait()
         return None if self._closed else self._grant
 
-    async def _ask(self) -> Grant:
+    async def _ask(self) -> SandboxGrant:
         return self._set(await self._source.ask(self._grant))
 
-    def _set(self, grant: Grant) -> Grant:
+    def _set(self, grant: SandboxGrant) -> SandboxGrant:
         life = grant.expires_at - time.time()
         self._good_until = time.monotonic() + (life if life > 0 else _UNKNOWN_LIFE)
         self._grant = grant

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from tidebox.errors import Conflict, PayloadTooLarge
 from tidebox.sdk.interpreter.entries import InputClosed, LogChunk, LogGap
-from tidebox.sdk.interpreter.log import AsyncRunLog
+from tidebox.sdk.interpreter.run_log import AsyncRunLog
 
 
-class Output(NamedTuple):
+class CollectedOutput(NamedTuple):
     """What a run printed."""
 
     stdout: bytes
@@ -19,7 +19,7 @@ class Output(NamedTuple):
     """Entries that are missing."""
 
 
-async def collect(log: AsyncRunLog, stdin: bytes | str | None, limit: int) -> Output:
+async def collect(log: AsyncRunLog, stdin: bytes | str | None, limit: int) -> CollectedOutput:
     """Read a log to its end."""
     if stdin is None:
         return await _read(log, limit)
@@ -37,7 +37,7 @@ async def _feed(log: AsyncRunLog, stdin: bytes | str) -> None:
     await log.end_input()
 
 
-async def _read(log: AsyncRunLog, limit: int) -> Output:
+async def _read(log: AsyncRunLog, limit: int) -> CollectedOutput:
     parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
     size = lost = 0
     refused: Conflict | None = None
@@ -62,4 +62,4 @@ async def _read(log: AsyncRunLog, limit: int) -> Output:
             closed = True
     if closed and refused is not None:
         raise refused
-    return Output(b"".join(parts["stdout"]), b"".join(parts["stderr"]), lost)
+    return CollectedOutput(b"".join(parts["stdout"]), b"".join(parts["stderr"]), lost)

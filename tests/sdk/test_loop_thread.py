@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 
-from tidebox.sdk.portal import Portal
+from tidebox.sdk.loop_thread import LoopThread
 
 FORKED = """
 import os
@@ -39,7 +39,7 @@ import gc; gc.disable()
 
 
 def test_a_portal_that_nobody_has_any_more_ends() -> None:
-    portal = Portal()
+    portal = LoopThread()
     thread = portal._there.thread
     assert thread in threading.enumerate()
     del portal

@@ -17,7 +17,7 @@ Content = bytes | bytearray | memoryview | LocalPath | BinaryIO
 PIECE_BYTES = 256 * 1024
 
 
-class Upload:
+class UploadContent:
     """What is uploaded. It may have to be sent a second time, whole or from some place on."""
 
     def __init__(self, content: Content) -> None:

@@ -12,8 +12,8 @@ from websockets.exceptions import ConnectionClosedError
 from tests.api.conftest import RunningServer
 from tidebox.errors import NotFound, Unauthorized
 from tidebox.sdk import AsyncAccess, AsyncInterpreter, ConnectionLost
-from tidebox.sdk.inside import InsideHttp
-from tidebox.sdk.sockets import Socket
+from tidebox.sdk.in_process import InProcessHttp
+from tidebox.sdk.message_socket import MessageSocket
 
 URL = "https://boxes.example/below"
 
@@ -56,7 +56,7 @@ def body(data: bytes, *, more: bool = False) -> dict[str, Any]:
 
 async def test_a_request_comes_with_its_credential_address_and_names() -> None:
     app = Recorder(start(), body(b"a", more=True), body(b"b"))
-    http = InsideHttp(app, URL, address="192.0.2.7", source="MCP", client="an editor/1\r\nX-Evil: 1")
+    http = InProcessHttp(app, URL, address="192.0.2.7", source="MCP", client="an editor/1\r\nX-Evil: 1")
     answer = await http.ask(
         "POST", f"{URL}/v1/a%20b?x=1", bearer="secret", content={"y": "ü"}, params={"z": ["1", "2"]}
     )
@@ -76,16 +76,18 @@ async def test_a_request_comes_with_its_credential_address_and_names() -> None:
 async def test_an_error_is_raised_and_a_broken_answer_is_none() -> None:
     envelope = b'{"error": {"code": "not_found", "message": "no", "retryable": false}}'
     with pytest.raises(NotFound, match="no"):
-        await InsideHttp(Recorder(start(404), body(envelope)), URL).ask("GET", f"{URL}/x", bearer=None)
+        await InProcessHttp(Recorder(start(404), body(envelope)), URL).ask("GET", f"{URL}/x", bearer=None)
     with pytest.raises(ConnectionLost):
-        await InsideHttp(Recorder(fails=True), URL).ask("GET", f"{URL}/x", bearer=None)
+        await InProcessHttp(Recorder(fails=True), URL).ask("GET", f"{URL}/x", bearer=None)
     with pytest.raises(ConnectionLost):
-        await InsideHttp(Recorder(start(), body(b"a", more=True), fails=True), URL).ask("GET", f"{URL}/x", bearer=None)
+        await InProcessHttp(Recorder(start(), body(b"a", more=True), fails=True), URL).ask(
+            "GET", f"{URL}/x", bearer=None
+        )
 
 
 async def test_an_answer_waits_for_its_reader_and_ends_when_that_leaves() -> None:
     app = Recorder(start(), *(body(b"x" * 1000, more=True) for _ in range(100)), body(b""))
-    http = InsideHttp(app, URL)
+    http = InProcessHttp(app, URL)
     async with http.exchange("GET", f"{URL}/long", bearer=None) as response:
         pieces = response.aiter_raw()
         await anext(pieces)
@@ -100,7 +102,7 @@ async def test_a_body_is_read_as_it_is_asked_for() -> None:
             yield b"%d" % number
 
     app = Recorder(start(), body(b""))
-    async with InsideHttp(app, URL).exchange("POST", f"{URL}/up", bearer=None, body=pieces()):
+    async with InProcessHttp(app, URL).exchange("POST", f"{URL}/up", bearer=None, body=pieces()):
         pass
     assert app.body == b"012"
 
@@ -110,7 +112,7 @@ async def test_a_socket_is_refused_as_the_server_refuses_it() -> None:
     head = {"type": "websocket.http.response.start", "status": 401, "headers": []}
     app = Recorder(head, {"type": "websocket.http.response.body", "body": refusal})
     with pytest.raises(Unauthorized):
-        await Socket.open(InsideHttp(app, URL), f"{URL.replace('https', 'wss')}/ws", None)
+        await MessageSocket.open(InProcessHttp(app, URL), f"{URL.replace('https', 'wss')}/ws", None)
     await asyncio.wait_for(app.left.wait(), 30)
 
 
@@ -118,7 +120,7 @@ async def test_a_socket_brings_texts_and_its_end() -> None:
     accept: dict[str, Any] = {"type": "websocket.accept"}
     texts = [{"type": "websocket.send", "text": str(number)} for number in range(200)]
     app = Recorder(accept, *texts, {"type": "websocket.close", "code": 1000})
-    socket = await Socket.open(InsideHttp(app, URL), f"{URL.replace('https', 'wss')}/ws?a=1", "secret")
+    socket = await MessageSocket.open(InProcessHttp(app, URL), f"{URL.replace('https', 'wss')}/ws?a=1", "secret")
     assert (app.scope["type"], app.scope["scheme"], app.scope["query_string"]) == ("websocket", "wss", b"a=1")
     await asyncio.sleep(0.05)
     assert app.sent < 100  # whoever is far ahead of its reader has to wait
@@ -131,7 +133,7 @@ async def test_a_socket_brings_texts_and_its_end() -> None:
 
 async def test_a_client_that_is_closed_leaves_its_sockets() -> None:
     app = Recorder({"type": "websocket.accept"})
-    http = InsideHttp(app, URL)
+    http = InProcessHttp(app, URL)
     connection = await http.dial(f"{URL.replace('https', 'wss')}/ws", None)
     reading = asyncio.create_task(connection.recv())
     await asyncio.sleep(0)
@@ -142,7 +144,7 @@ async def test_a_client_that_is_closed_leaves_its_sockets() -> None:
 
 
 async def test_what_is_elsewhere_goes_over_the_network(running_server: RunningServer) -> None:
-    http = InsideHttp(Recorder(), URL)
+    http = InProcessHttp(Recorder(), URL)
     async with (
         AsyncInterpreter(running_server.url, api_key=running_server.key, http=http) as interpreter,
         AsyncAccess(running_server.url, api_key=running_server.key) as access,

@@ -28,7 +28,7 @@ Inner = TypeVar("Inner")
 _CANCEL_SECONDS = 15.0
 
 
-class _Loop:
+class _EventLoopThread:
     """The event loop of a portal, which does not keep the portal: one that nobody has any more ends it."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class _Loop:
             self.loop.call_soon_threadsafe(self._over.set)
 
 
-class Portal:
+class LoopThread:
     """An event loop on a thread of its own, of the process that made it."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Portal:
         self._ending = threading.Lock()
         self._closed = False
         self._process = os.getpid()
-        self._there = _Loop()
+        self._there = _EventLoopThread()
         self._loop = self._there.loop
         self._end = weakref.finalize(self, self._there.end)
 
@@ -129,24 +129,24 @@ class Portal:
         self._there.thread.join()
 
 
-class Shell(Generic[Inner]):
+class BlockingFacade(Generic[Inner]):
     """An asynchronous object, and the portal that leads to it."""
 
-    def __init__(self, portal: Portal, inner: Inner) -> None:
+    def __init__(self, portal: LoopThread, inner: Inner) -> None:
         self._portal = portal
         self._inner = inner
 
 
-class Closable(Protocol):
+class Closeable(Protocol):
     """What can be closed."""
 
     async def close(self) -> None: ...
 
 
-ClosableInner = TypeVar("ClosableInner", bound=Closable)
+CloseableInner = TypeVar("CloseableInner", bound=Closeable)
 
 
-class ClosingShell(Shell[ClosableInner]):
+class ClosingFacade(BlockingFacade[CloseableInner]):
     """The shell of an object that is closed when it is not needed any more: a context."""
 
     def close(self) -> None:
@@ -165,24 +165,26 @@ class ClosingShell(Shell[ClosableInner]):
 @overload
 def blocking(
     method: Callable[Concatenate[Inner, Arguments], Coroutine[Any, Any, Answer]],
-) -> Callable[Concatenate[Shell[Inner], Arguments], Answer]: ...
+) -> Callable[Concatenate[BlockingFacade[Inner], Arguments], Answer]: ...
 
 
 @overload
 def blocking(
     method: Callable[Concatenate[Inner, Arguments], Coroutine[Any, Any, Answer]],
-    shell: Callable[[Portal, Answer], Made],
-) -> Callable[Concatenate[Shell[Inner], Arguments], Made]: ...
+    shell: Callable[[LoopThread, Answer], Made],
+) -> Callable[Concatenate[BlockingFacade[Inner], Arguments], Made]: ...
 
 
-def blocking(method: Callable[..., Coroutine[Any, Any, Any]], shell: Callable[[Portal, Any], Any] | None = None) -> Any:
+def blocking(
+    method: Callable[..., Coroutine[Any, Any, Any]], shell: Callable[[LoopThread, Any], Any] | None = None
+) -> Any:
     """The method of a shell that does what a method of its inner object does, with the same arguments.
 
     Where that gives another asynchronous object, ``shell`` makes the shell around it.
     """
 
     @functools.wraps(method)
-    def call(self: Shell[Any], *arguments: Any, **options: Any) -> Any:
+    def call(self: BlockingFacade[Any], *arguments: Any, **options: Any) -> Any:
         answer = self._portal.call(lambda: method(self._inner, *arguments, **options))
         return answer if shell is None else shell(self._portal, answer)
 

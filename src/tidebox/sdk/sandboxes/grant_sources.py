@@ -22,9 +22,9 @@ from tidebox.protocols import access
 from tidebox.protocols.access import AcquireRequest, ActorType, ReleaseRequest, ScopeType, SessionRequest, session_path
 from tidebox.protocols.codec import decode, encode
 from tidebox.sdk.errors import ConnectionLost
-from tidebox.sdk.http import Http, timed_out
+from tidebox.sdk.http_client import HttpClient, timed_out
 from tidebox.sdk.interpreter.results import Page
-from tidebox.sdk.sandboxes.grants import Grant, from_negotiation, from_session, with_token
+from tidebox.sdk.sandboxes.grants import SandboxGrant, from_negotiation, from_session, with_token
 from tidebox.sdk.sandboxes.results import SandboxInfo
 
 Mode = Literal["ensure", "get"]
@@ -39,23 +39,23 @@ _ANSWER_SECONDS = 30.0
 _MAX_ANSWER_BYTES = MIB
 
 
-class Source(Protocol):
+class GrantSource(Protocol):
     """Gives grants for one scope."""
 
-    async def ask(self, last: Grant | None) -> Grant:
+    async def ask(self, last: SandboxGrant | None) -> SandboxGrant:
         """A grant, whatever became of the last one."""
 
-    async def refresh(self, grant: Grant) -> Grant:
+    async def refresh(self, grant: SandboxGrant) -> SandboxGrant:
         """The same with a new token."""
 
-    async def release(self, grant: Grant) -> None:
+    async def release(self, grant: SandboxGrant) -> None:
         """End the sandbox, if it is still there."""
 
 
-class Control:
+class ControlPlane:
     """A server, and who we are to it."""
 
-    def __init__(self, http: Http, url: str, key: str | None) -> None:
+    def __init__(self, http: HttpClient, url: str, key: str | None) -> None:
         self.http = http
         self.url = url
         self._key = key
@@ -115,28 +115,28 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class Extras:
+class CreationOptions:
     """What a sandbox has if it is made."""
 
     packages: Packages = NO_PACKAGES
     egress: EgressAsk | None = None
 
 
-NO_EXTRAS = Extras()
+DEFAULT_CREATION = CreationOptions()
 
 
-class Session:
+class SessionGrantSource:
     """The session access protocol."""
 
     def __init__(
         self,
-        control: Control,
+        control: ControlPlane,
         scope_type: ScopeType,
         scope_id: str,
         mode: Mode,
         capabilities: frozenset[str] | None,
         actor: ActorType | None,
-        extras: Extras,
+        extras: CreationOptions,
     ) -> None:
         self._control = control
         packages, egress = extras.packages, extras.egress
@@ -153,7 +153,7 @@ class Session:
             egress=None if egress is None else msgspec.convert(egress.shown(), access.Egress),
         )
 
-    async def ask(self, last: Grant | None) -> Grant:
+    async def ask(self, last: SandboxGrant | None) -> SandboxGrant:
         # The same for every attempt: they are one request.
         headers = {"Idempotency-Key": secrets.token_hex(16)} if self._request.mode == "ensure" else {}
         answer = await self._control.ask_until_started(access.SESSIONS, self._request, headers, self._seconds)
@@ -162,7 +162,7 @@ class Session:
             raise ServerProtocolError("the server's answer does not name the session")
         return grant
 
-    async def refresh(self, grant: Grant) -> Grant:
+    async def refresh(self, grant: SandboxGrant) -> SandboxGrant:
         answer = await self._control.ask("POST", _path(grant, "/refresh"), {}, seconds=_ANSWER_SECONDS)
         fresh = with_token(grant, answer)
         if fresh.capabilities != grant.capabilities:
@@ -170,39 +170,39 @@ class Session:
             return await self.ask(grant)
         return fresh
 
-    async def release(self, grant: Grant) -> None:
+    async def release(self, grant: SandboxGrant) -> None:
         try:
             await self._control.ask("DELETE", _path(grant), seconds=_ANSWER_SECONDS)
         except NotFound:
             pass  # somebody else was faster
 
 
-class Bound:
+class BindingGrantSource:
     """A session that was asked for before, by its id: whoever holds it here neither makes nor ends it."""
 
-    def __init__(self, control: Control, session_id: str) -> None:
+    def __init__(self, control: ControlPlane, session_id: str) -> None:
         self._control = control
         self._id = _checked(session_id)
 
-    async def ask(self, last: Grant | None) -> Grant:
+    async def ask(self, last: SandboxGrant | None) -> SandboxGrant:
         token = _fields(await self._refreshed())
         shown = _fields(await self._control.ask("GET", session_path(self._id), seconds=_ANSWER_SECONDS))
         return from_session(encode({**shown, **token}))
 
-    async def refresh(self, grant: Grant) -> Grant:
+    async def refresh(self, grant: SandboxGrant) -> SandboxGrant:
         return with_token(grant, await self._refreshed())
 
-    async def release(self, grant: Grant) -> None:
+    async def release(self, grant: SandboxGrant) -> None:
         await self._control.release(self._id)
 
     async def _refreshed(self) -> bytes:
         return await self._control.ask("POST", session_path(self._id, "/refresh"), {}, seconds=_ANSWER_SECONDS)
 
 
-class Sessions:
+class SessionRequests:
     """The session access protocol word for word: what the server answers, for programs that hand it on."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: ControlPlane) -> None:
         self._control = control
 
     async def acquire(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,26 +237,26 @@ def _checked(session_id: str) -> str:
     return session_id
 
 
-def _path(grant: Grant, what: str = "") -> str:
+def _path(grant: SandboxGrant, what: str = "") -> str:
     assert grant.session_id is not None
     return session_path(grant.session_id, what)
 
 
-class Negotiation:
+class NegotiatedGrantSource:
     """Server-driven negotiation."""
 
-    def __init__(self, control: Control, thread_id: str, assistant_id: str | None) -> None:
+    def __init__(self, control: ControlPlane, thread_id: str, assistant_id: str | None) -> None:
         self._control = control
         self._request = AcquireRequest(thread_id, assistant_id)
 
-    async def ask(self, last: Grant | None) -> Grant:
+    async def ask(self, last: SandboxGrant | None) -> SandboxGrant:
         answer = await self._control.ask_until_started(access.ACQUIRE, self._request, {})
         return from_negotiation(answer, self._control.url)
 
-    async def refresh(self, grant: Grant) -> Grant:
+    async def refresh(self, grant: SandboxGrant) -> SandboxGrant:
         return await renewed_by_token(self._control.http, grant)
 
-    async def release(self, grant: Grant) -> None:
+    async def release(self, grant: SandboxGrant) -> None:
         request = ReleaseRequest(grant.sandbox_id)
         try:
             await self._control.ask("POST", access.RELEASE, request, seconds=_ANSWER_SECONDS)
@@ -264,26 +264,26 @@ class Negotiation:
             pass  # somebody else was faster
 
 
-class Given:
+class HandedOverGrant:
     """A grant that somebody else negotiated: there is nobody to ask for another one, but maybe for the next token."""
 
-    def __init__(self, http: Http, grant: Grant) -> None:
+    def __init__(self, http: HttpClient, grant: SandboxGrant) -> None:
         self._http = http
         self._first = grant
 
-    async def ask(self, last: Grant | None) -> Grant:
+    async def ask(self, last: SandboxGrant | None) -> SandboxGrant:
         return self._first if last is None else await self.refresh(last)
 
-    async def refresh(self, grant: Grant) -> Grant:
+    async def refresh(self, grant: SandboxGrant) -> SandboxGrant:
         return await renewed_by_token(self._http, grant)
 
-    async def release(self, grant: Grant) -> None:
+    async def release(self, grant: SandboxGrant) -> None:
         raise InvalidRequest("this sandbox is released by whoever negotiated it")
 
 
-async def renewed_by_token(http: Http, grant: Grant) -> Grant:
+async def renewed_by_token(http: HttpClient, grant: SandboxGrant) -> SandboxGrant:
     """The grant with the token that the last one gets."""
     if grant.refresh_url is None:
         raise Unauthorized("the token is not good any more, and nobody was named who could give another one")
-    refresh = Control(http, grant.refresh_url, grant.token)
+    refresh = ControlPlane(http, grant.refresh_url, grant.token)
     return with_token(grant, await refresh.ask("POST", "", {}, seconds=_ANSWER_SECONDS))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidebox.errors import InvalidRequest
-from tidebox.sdk.target import find_target
+from tidebox.sdk.server_target import find_target
 
 
 @pytest.fixture(autouse=True)

@@ -38,8 +38,8 @@ from tidebox.model.switch import Switch
 from tidebox.sdk.errors import ConnectionLost, ServerProtocolError
 from tidebox.sdk.interpreter.client import AsyncInterpreter, abandon
 from tidebox.sdk.interpreter.entries import InputClosed, LogChunk, LogGap, LogTruncated, Progress, Reached
-from tidebox.sdk.interpreter.log import AsyncRunLog
 from tidebox.sdk.interpreter.results import Run
+from tidebox.sdk.interpreter.run_log import AsyncRunLog
 
 if TYPE_CHECKING:
     from tidebox.model.outward import EgressAsk
@@ -215,7 +215,7 @@ class ServerEngine:
         )
         try:
             run = await asyncio.shield(starting)
-            following = _Following(self._client, run, launch, self.limits or limits, sink, on_egress)
+            following = _RunFollower(self._client, run, launch, self.limits or limits, sink, on_egress)
             ended = await following.end(stdin, cancel)
             ending = _ending(launch, ended, following.outcome)
             captured = None
@@ -246,7 +246,7 @@ class ServerEngine:
         return Captured(found, left_out)
 
 
-class _Following:
+class _RunFollower:
     """One run and its log, up to its end."""
 
     def __init__(

@@ -9,24 +9,26 @@ from websockets.exceptions import ConnectionClosed
 
 from tidebox.errors import TideboxError
 from tidebox.protocols.codec import ErrorBody
+from tidebox.sdk.error_decoding import from_told
 from tidebox.sdk.errors import ClientClosed
-from tidebox.sdk.failures import from_told
-from tidebox.sdk.http import Connection, Http
+from tidebox.sdk.http_client import HttpClient, WebSocketConnection
 from tidebox.sdk.transport import closing_error
 
 _NORMAL = 1000
 
 
-class Socket:
+class MessageSocket:
     """Messages there and back, until one side is done."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: WebSocketConnection) -> None:
         self._connection = connection
         self._failure: TideboxError | None = None
         self._closed = False
 
     @classmethod
-    async def open(cls, http: Http, url: str, token: str | None, headers: Mapping[str, str] | None = None) -> Self:
+    async def open(
+        cls, http: HttpClient, url: str, token: str | None, headers: Mapping[str, str] | None = None
+    ) -> Self:
         """Connect with a token or a key; raises if it is not good."""
         return cls(await http.dial(url, token, headers))
 

@@ -7,23 +7,23 @@ from collections.abc import AsyncIterator
 from typing import Self
 
 from tidebox.errors import TideboxError
-from tidebox.sdk.closing import Closing
+from tidebox.sdk.closeable import AsyncCloseable
+from tidebox.sdk.error_decoding import from_code
 from tidebox.sdk.errors import ClientClosed, ConnectionLost
-from tidebox.sdk.failures import from_code
-from tidebox.sdk.interpreter.calls import Calls, part
+from tidebox.sdk.interpreter.calls import ServiceCalls, part
 from tidebox.sdk.interpreter.entries import (
     INPUT_END,
-    Beat,
-    Frame,
     LogEntry,
+    LogFrame,
     LogGap,
-    Refused,
+    LogHeartbeat,
     Resumed,
     RunEnd,
+    StreamError,
     decode,
     encode_input,
 )
-from tidebox.sdk.sockets import Socket
+from tidebox.sdk.message_socket import MessageSocket
 
 # A server says something every ten seconds, by default; one that says nothing for so long may be gone.
 SILENCE_SECONDS = 30.0
@@ -33,14 +33,14 @@ _INPUT_BYTES = 16 * 1024
 _CONFIRM_SECONDS = 0.1
 
 
-class AsyncRunLog(Closing):
+class AsyncRunLog(AsyncCloseable):
     """The log of a run; iterate over it for its entries as they come, up to the ``RunEnd``. One task reads.
 
     A connection that is lost is made again, and the log goes on where it was. So it does for a reader that was too slow
     for the server's memory: what is left out there is read from its disk. What is not there either is a ``LogGap``.
     """
 
-    def __init__(self, calls: Calls, run_id: str, from_seq: int | None, tail: bool) -> None:
+    def __init__(self, calls: ServiceCalls, run_id: str, from_seq: int | None, tail: bool) -> None:
         self._calls = calls
         self._path = f"/runs/{part(run_id)}/stream"
         self._query = f"?from_seq={from_seq}" if from_seq is not None else "?tail=true" if tail else ""
@@ -51,7 +51,7 @@ class AsyncRunLog(Closing):
         self._patience = calls.patience()
         # Guards the socket: one connection is made at a time.
         self._connecting = asyncio.Lock()
-        self._socket: Socket | None = None
+        self._socket: MessageSocket | None = None
         self._heard = False
         """Whether anything has come on this connection."""
         self._fresh = True
@@ -61,14 +61,14 @@ class AsyncRunLog(Closing):
         self._sends = 0
         self._confirming: asyncio.Task[None] | None = None
         self._input_unsure = False
-        self._pending: LogEntry | Beat | Resumed | None = None
+        self._pending: LogEntry | LogHeartbeat | Resumed | None = None
         """What came behind a gap that was told first."""
         self._closed = False
         self.end: RunEnd | None = None
         """How the run ended, once that was read."""
 
     @classmethod
-    async def open(cls, calls: Calls, run_id: str, from_seq: int | None, tail: bool) -> Self:
+    async def open(cls, calls: ServiceCalls, run_id: str, from_seq: int | None, tail: bool) -> Self:
         """Connect to the log; raises if there is none, or nobody may read it."""
         log = cls(calls, run_id, from_seq, tail)
         await log._reached()
@@ -93,7 +93,7 @@ class AsyncRunLog(Closing):
         silent_from = self._now()
         while self.end is None:
             self._check_input()
-            frame: Frame | None = self._pending
+            frame: LogFrame | None = self._pending
             self._pending = None
             if frame is None:
                 try:
@@ -103,7 +103,7 @@ class AsyncRunLog(Closing):
                     await self._patience.overcome(error)
                     silent_from = self._now()
                     continue
-            if isinstance(frame, Refused):
+            if isinstance(frame, StreamError):
                 raise from_code(frame.code, frame.message, frame.details)
             if (missing := self._missing(frame)) and not self._fresh:
                 # This reader is too slow for the server's memory; what it missed is on the disk.
@@ -115,7 +115,7 @@ class AsyncRunLog(Closing):
                 return LogGap(missing, frame.seq)
             if self._is_new(frame):
                 silent_from = self._now()
-                if not isinstance(frame, Beat | Resumed):
+                if not isinstance(frame, LogHeartbeat | Resumed):
                     return frame
         return None
 
@@ -146,7 +146,7 @@ class AsyncRunLog(Closing):
         if self._confirming is None or self._confirming.done() or self._confirming.cancelling():
             self._confirming = asyncio.get_running_loop().create_task(self._confirm(socket), name="tidebox input")
 
-    async def _confirm(self, socket: Socket) -> None:
+    async def _confirm(self, socket: MessageSocket) -> None:
         """See that what was sent arrived: then a lost connection loses no input."""
         while socket is self._socket and self._sent_input:
             sends = self._sends
@@ -162,14 +162,14 @@ class AsyncRunLog(Closing):
             self._input_unsure = False
             raise ConnectionLost("the connection was lost, and with it maybe input that was sent to the program")
 
-    async def _reached(self) -> Socket:
+    async def _reached(self) -> MessageSocket:
         while True:
             try:
                 return await self._connected()
             except TideboxError as error:
                 await self._patience.overcome(error)
 
-    async def _connected(self) -> Socket:
+    async def _connected(self) -> MessageSocket:
         async with self._connecting:
             if self._closed:
                 raise ClientClosed("the log was closed")
@@ -190,7 +190,7 @@ class AsyncRunLog(Closing):
         if socket is not None:
             await socket.close(at_once=self.end is None)
 
-    async def _receive(self, socket: Socket, silent_at: float) -> Frame:
+    async def _receive(self, socket: MessageSocket, silent_at: float) -> LogFrame:
         try:
             async with asyncio.timeout_at(silent_at):
                 message = await socket.receive()
@@ -203,19 +203,19 @@ class AsyncRunLog(Closing):
             raise ConnectionLost("the server closed the connection before the run was over")
         self._heard = True
         frame = decode(message)
-        if isinstance(frame, Refused) and (error := from_code(frame.code, frame.message, frame.details)).retryable:
+        if isinstance(frame, StreamError) and (error := from_code(frame.code, frame.message, frame.details)).retryable:
             # The server stops; the next one goes on with the log.
             raise ConnectionLost(error.message, **error.details)
         return frame
 
-    def _missing(self, frame: LogEntry | Beat | Resumed) -> int:
+    def _missing(self, frame: LogEntry | LogHeartbeat | Resumed) -> int:
         """How many entries there should have been before a frame."""
         if isinstance(frame, Resumed) and not frame.lost:
             return 0
         expected = self._begin if self._last is None else self._last + 1
         return 0 if expected is None else max(0, frame.seq - expected)
 
-    def _is_new(self, frame: LogEntry | Beat | Resumed) -> bool:
+    def _is_new(self, frame: LogEntry | LogHeartbeat | Resumed) -> bool:
         """Whether a frame was not there before; it is noted."""
         if isinstance(frame, RunEnd):
             # Whatever its number: a server that was killed may have lost its last few.

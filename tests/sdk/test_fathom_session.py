@@ -22,7 +22,7 @@ from tidebox.model.limits import MIB
 from tidebox.model.result import Outcome
 from tidebox.protocols.fathom import Status
 from tidebox.sdk.errors import ConnectionLost, ServerProtocolError, ServerRefused
-from tidebox.sdk.session import Progress, Session, make_request
+from tidebox.sdk.fathom_session import FathomSession, PendingExecution, make_request
 
 
 def message(kind: str, execution: str | None = None, **fields: Any) -> bytes:
@@ -30,13 +30,13 @@ def message(kind: str, execution: str | None = None, **fields: Any) -> bytes:
     return json.dumps(envelope | ({} if execution is None else {"id": execution}) | fields).encode()
 
 
-def begin(session: Session) -> tuple[Progress, str]:
+def begin(session: FathomSession) -> tuple[PendingExecution, str]:
     progress, frame = session.execute(make_request("print('hello')"))
     return progress, json.loads(frame)["id"]
 
 
 def test_an_execute_message() -> None:
-    _, frame = Session().execute(
+    _, frame = FathomSession().execute(
         make_request(
             "x",
             "shell",
@@ -63,14 +63,14 @@ def test_an_execute_message() -> None:
 
 
 def test_what_is_not_said_is_not_sent() -> None:
-    _, frame = Session().execute(make_request("x"))
+    _, frame = FathomSession().execute(make_request("x"))
     sent = json.loads(frame)
     assert set(sent) == {"v", "type", "ts", "id", "language", "code", "limits"}
     assert sent["limits"] == {"timeout_ms": 30_000, "memory_mb": 256}
 
 
 def test_ids_do_not_repeat() -> None:
-    session = Session()
+    session = FathomSession()
     assert len({begin(session)[1] for _ in range(100)}) == 100
 
 
@@ -93,7 +93,7 @@ def test_ids_do_not_repeat() -> None:
 )
 def test_what_cannot_be_asked(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        Session().execute(make_request(**({"code": "x"} | wrong)))
+        FathomSession().execute(make_request(**({"code": "x"} | wrong)))
 
 
 def test_a_limit_is_named() -> None:
@@ -103,7 +103,7 @@ def test_a_limit_is_named() -> None:
 
 
 def test_from_the_request_to_the_result() -> None:
-    session = Session()
+    session = FathomSession()
     progress, name = begin(session)
     for said in (
         message("ack", name),
@@ -138,7 +138,7 @@ def test_from_the_request_to_the_result() -> None:
     ],
 )
 def test_every_ending(status: str, exit_code: int | None, outcome: Outcome) -> None:
-    session = Session()
+    session = FathomSession()
     progress, name = begin(session)
     session.receive(message("ack", name))
     session.receive(message("status", name, status=status))
@@ -150,7 +150,7 @@ def test_every_ending(status: str, exit_code: int | None, outcome: Outcome) -> N
 
 
 def test_output_over_the_limit_still_has_its_result() -> None:
-    session = Session()
+    session = FathomSession()
     progress, name = begin(session)
     session.receive(message("ack", name))
     session.receive(message("stdout", name, data="xxx"))
@@ -178,7 +178,7 @@ def test_output_over_the_limit_still_has_its_result() -> None:
 )
 @pytest.mark.parametrize("accepted", [False, True])
 def test_every_error(code: str, retryable: bool, kind: type[TideboxError], accepted: bool) -> None:
-    session = Session()
+    session = FathomSession()
     progress, name = begin(session)
     if accepted:
         session.receive(message("ack", name))
@@ -191,7 +191,7 @@ def test_every_error(code: str, retryable: bool, kind: type[TideboxError], accep
 
 
 def test_a_result_needs_a_status() -> None:
-    session = Session()
+    session = FathomSession()
     progress, name = begin(session)
     session.receive(message("result", name, exit_code=0, duration_ms=1))
     with pytest.raises(ServerProtocolError):
@@ -199,7 +199,7 @@ def test_a_result_needs_a_status() -> None:
 
 
 def test_pings_are_answered_in_turn() -> None:
-    session = Session()
+    session = FathomSession()
     first, frame = session.ping()
     second, _ = session.ping()
     assert json.loads(frame).keys() == {"v", "type", "ts"}
@@ -213,7 +213,7 @@ def test_pings_are_answered_in_turn() -> None:
 
 
 def test_a_lost_connection_fails_everything_that_waits() -> None:
-    session = Session()
+    session = FathomSession()
     running, _ = begin(session)
     over, name = begin(session)
     session.receive(message("error", name, code="INTERNAL_ERROR", message="x", retryable=True))
@@ -227,7 +227,7 @@ def test_a_lost_connection_fails_everything_that_waits() -> None:
 
 
 def test_a_cancel_is_only_sent_for_what_is_under_way() -> None:
-    session = Session()
+    session = FathomSession()
     progress, name = begin(session)
     frame = session.cancel(progress)
     assert frame is not None
@@ -241,7 +241,7 @@ def test_a_cancel_is_only_sent_for_what_is_under_way() -> None:
 
 
 def test_nothing_of_what_was_forgotten_is_kept() -> None:
-    session = Session()
+    session = FathomSession()
     progress, name = begin(session)
     session.forget(progress)
     session.receive(message("stdout", name, data="x"))
@@ -250,7 +250,7 @@ def test_nothing_of_what_was_forgotten_is_kept() -> None:
 
 
 def test_messages_of_a_later_server_are_ignored() -> None:
-    session = Session()
+    session = FathomSession()
     progress, name = begin(session)
     session.receive(message("weather", name, sky="blue"))
     session.receive(message("stdout", name, data="x", colour="red"))
@@ -277,13 +277,13 @@ def test_messages_of_a_later_server_are_ignored() -> None:
 )
 def test_what_is_not_in_the_protocol(said: bytes) -> None:
     with pytest.raises(ServerProtocolError):
-        Session().receive(said)
+        FathomSession().receive(said)
 
 
 @given(st.one_of(st.binary(), st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))
 def test_anything_may_come(said: bytes | str) -> None:
     try:
-        Session().receive(said)
+        FathomSession().receive(said)
     except ServerProtocolError:
         pass
 
@@ -293,7 +293,7 @@ pieces = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["stdout", "stder
 
 @given(pieces)
 def test_every_execution_gets_its_own_output_in_order(said: list[tuple[int, str, str]]) -> None:
-    session = Session()
+    session = FathomSession()
     started = [begin(session) for _ in range(4)]
     for number, stream, text in said:
         session.receive(message(stream, started[number][1], data=text))

@@ -15,7 +15,7 @@ _JITTER = 0.1
 _LEAST_SECONDS = 0.1
 
 
-class Patience:
+class RetryBudget:
     """What one call, or one stream, may still spend on trying again.
 
     A connection that was lost is made again after pauses that double; a server that names a time (``Retry-After``) is

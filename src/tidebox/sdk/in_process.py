@@ -18,9 +18,9 @@ from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK
 from websockets.frames import Close, CloseCode
 
 from tidebox.model.principal import ClientSource
+from tidebox.sdk.error_decoding import from_answer
 from tidebox.sdk.errors import ConnectionLost
-from tidebox.sdk.failures import from_answer
-from tidebox.sdk.http import USER_AGENT, Connection, Http
+from tidebox.sdk.http_client import USER_AGENT, HttpClient, WebSocketConnection
 
 Message = MutableMapping[str, Any]
 App = Callable[
@@ -32,7 +32,7 @@ _WAITING = 64
 _GONE = Close(CloseCode.ABNORMAL_CLOSURE, "")
 
 
-class InsideHttp(Http):
+class InProcessHttp(HttpClient):
     """Requests to ``app`` for what is below ``url``, its address as clients see it; others go over the network.
 
     ``address`` is where whoever the requests are made for is.
@@ -53,7 +53,7 @@ class InsideHttp(Http):
         self._address = address
         # The server answers a request to its end, also one whose client has left.
         self._serving: set[asyncio.Task[None]] = set()
-        self._open: weakref.WeakSet[InsideConnection] = weakref.WeakSet()
+        self._open: weakref.WeakSet[InProcessConnection] = weakref.WeakSet()
 
     @contextlib.asynccontextmanager
     async def exchange(
@@ -80,7 +80,7 @@ class InsideHttp(Http):
         scope["method"] = method
         if isinstance(body, bytes):
             scope["headers"].append((b"content-length", b"%d" % len(body)))
-        answer = _Answer(body)
+        answer = _InProcessResponse(body)
         self._start(scope, answer.receive, answer.send, answer.over)
         try:
             response = await answer.response()
@@ -90,14 +90,14 @@ class InsideHttp(Http):
         finally:
             answer.leave()
 
-    async def dial(self, url: str, token: str | None, headers: Mapping[str, str] | None = None) -> Connection:
+    async def dial(self, url: str, token: str | None, headers: Mapping[str, str] | None = None) -> WebSocketConnection:
         """A WebSocket connection, as over the network."""
         scope = self._scope("websocket", url.replace("ws", "http", 1), token, headers or {}, None)
         if scope is None:
             return await super().dial(url, token, headers)
         self.check_open()
         scope["scheme"] = scope["scheme"].replace("http", "ws")
-        connection = InsideConnection()
+        connection = InProcessConnection()
         self._open.add(connection)
         self._start(scope, connection.to_app, connection.from_app, connection.over)
         await connection.opened()
@@ -155,7 +155,7 @@ class InsideHttp(Http):
             finally:
                 over()
 
-        task = asyncio.get_running_loop().create_task(serve(), name="inside request")
+        task = asyncio.get_running_loop().create_task(serve(), name="in-process request")
         self._serving.add(task)
         task.add_done_callback(self._served)
 
@@ -165,7 +165,7 @@ class InsideHttp(Http):
             task.exception()  # the server has logged it
 
 
-class _Answer(httpx2.AsyncByteStream):
+class _InProcessResponse(httpx2.AsyncByteStream):
     """The answer to one request, handed over piece by piece as it is read."""
 
     def __init__(self, body: bytes | AsyncIterator[bytes] | None) -> None:
@@ -235,7 +235,7 @@ class _Answer(httpx2.AsyncByteStream):
         """Nothing to close: whoever asked leaves."""
 
 
-class InsideConnection:
+class InProcessConnection:
     """Both sides of a WebSocket connection: what a client calls, and what the server's app does."""
 
     def __init__(self) -> None:
@@ -253,7 +253,7 @@ class InsideConnection:
     # What a client calls
 
     @property
-    def transport(self) -> InsideConnection:
+    def transport(self) -> InProcessConnection:
         """What can be ended without a goodbye: this."""
         return self
 

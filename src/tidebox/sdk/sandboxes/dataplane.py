@@ -9,26 +9,26 @@ import msgspec
 
 from tidebox.protocols.codec import decode, encode, to_fields
 from tidebox.protocols.dataplane.routes import Route
-from tidebox.sdk.http import MAX_ANSWER_BYTES, Http, read_whole
-from tidebox.sdk.sandboxes.grants import Grant
+from tidebox.sdk.http_client import MAX_ANSWER_BYTES, HttpClient, read_whole
+from tidebox.sdk.sandboxes.grants import SandboxGrant
 
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 Answer = TypeVar("Answer")
 
 
-class Use(Protocol):
+class GrantUse(Protocol):
     """Does something with a token that is good."""
 
-    async def __call__(self, attempt: Callable[[Grant], Awaitable[Answer]]) -> Answer: ...
+    async def __call__(self, attempt: Callable[[SandboxGrant], Awaitable[Answer]]) -> Answer: ...
 
 
-class Plane:
+class DataplaneClient:
     """Where one sandbox is used."""
 
     def __init__(
         self,
-        http: Http,
-        use: Use,
+        http: HttpClient,
+        use: GrantUse,
         *,
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
@@ -51,7 +51,7 @@ class Plane:
         in_body = route.method == "POST" and make_body is None
         headers = {"Content-Type": "application/json" if in_body else "application/octet-stream"}
 
-        async def attempt(grant: Grant) -> Answer:
+        async def attempt(grant: SandboxGrant) -> Answer:
             exchange = self.http.exchange(
                 route.method,
                 f"{grant.http_url}/{route.path}",

@@ -34,7 +34,7 @@ _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServerTarget:
     """A server's socket and the key for it."""
 
     uri: str
@@ -52,7 +52,7 @@ class Target:
         return self.uri.removesuffix("/ws")
 
 
-def find_target(url: str | None = None, api_key: str | None = None, *, profile: str | None = None) -> Target:
+def find_target(url: str | None = None, api_key: str | None = None, *, profile: str | None = None) -> ServerTarget:
     """The socket of the server that is meant, with the key for it; see the module for what is looked at in turn."""
     settings = load_client_settings()
     named = None
@@ -70,7 +70,7 @@ def find_target(url: str | None = None, api_key: str | None = None, *, profile: 
         key = settings.api_key or _stored_key(settings, uri) or _servers_own_key(local)
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InvalidRequest("a key is printable ASCII text", field="api_key")
-    return Target(uri, key, local)
+    return ServerTarget(uri, key, local)
 
 
 def _named_profile(settings: ClientSettings, profile: str | None) -> Profile | None:

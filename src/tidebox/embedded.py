@@ -150,7 +150,7 @@ class Engine:
 
     @property
     def packager(self) -> Packager:
-        """What puts packages on top of images; made when it is first asked for."""
+        """The packager, which puts packages on top of images; made at its first use."""
         if self._packager is None:
             # It comes with much that nobody needs who asks for no package.
             from tidebox.runtime.packaging.packager import PackageLimits, Packager
@@ -198,7 +198,7 @@ class Engine:
                 _log.warning("SANDBOX_WARM_IMAGES: %s", error.message)
 
     async def probe(self) -> Report:
-        """What the runtime can enforce here; StartupTimeout if it does not tell in the time of a start."""
+        """Probe which guarantees the runtime enforces here; StartupTimeout if it takes longer than a start may."""
         seconds = self.settings.default_startup_timeout_sec
         limit = asyncio.timeout(seconds)
         try:
@@ -257,7 +257,7 @@ class Engine:
         return await self.runners.run(order, sink, cancel)
 
     async def _way_out(self, ask: EgressAsk) -> BoxEgress:
-        """What a program may reach whose user, who is the operator here, asks for that."""
+        """Decide the egress of a program whose user is the operator."""
 
         def agree() -> BoxEgress:
             if self._egress_rules is None:
@@ -282,9 +282,9 @@ def _egress_settings(settings: Settings) -> EgressSettings:
 
 
 def egress_rules(settings: Settings, *, embedded: bool) -> EgressRules:
-    """What the operator lets programs reach; raises ``InvalidRequest`` naming the setting that cannot be used.
+    """Return the egress rules of the operator; raises ``InvalidRequest`` naming the setting that cannot be used.
 
-    Without a server whoever runs a program is the operator: the program reaches what they name, within
+    Without a server the user who runs a program is the operator: the program reaches what they name, within
     SANDBOX_EGRESS_ALLOWLIST where that is set.
     """
     from tidebox.egress.operator_rules import operator_rules
@@ -410,11 +410,11 @@ class Collector:
             self.parts[event.stream].append(event.data)
 
 
-class Runs(Protocol):
+class ProgramRunner(Protocol):
     """Runs programs, each in a fresh box: the engine here, or a server."""
 
     languages: Languages
-    """What code can be in."""
+    """The languages that code can be in."""
 
     async def run(
         self,
@@ -436,7 +436,7 @@ class Runs(Protocol):
 
 
 async def run_on(
-    engine: Runs,
+    engine: ProgramRunner,
     code: str | bytes | None = None,
     language: str = "python",
     *,
@@ -498,7 +498,7 @@ def _ask_of(given: Sequence[str] | Mapping[str, Any]) -> EgressAsk:
 
 
 def call_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Answer]) -> Answer:
-    """Run ``work`` on the loop of another thread and wait for it; whoever is interrupted over this cancels it.
+    """Run ``work`` on the loop of another thread and wait for it; an interrupt cancels it.
 
     By a bare lock: the condition of a future makes the way there and back half as long again.
     """
@@ -574,7 +574,7 @@ _background = _Background()
 
 
 class RunOptions(TypedDict, total=False):
-    """What else can be said of a program. Sizes are bytes, times seconds."""
+    """Options of a program. Sizes are bytes, times seconds."""
 
     command: Sequence[str] | None
     """A program with its arguments, instead of code."""
@@ -590,7 +590,7 @@ class RunOptions(TypedDict, total=False):
     packages: Packages | Sequence[str] | Mapping[str, Sequence[str]] | None
     """Python packages, or packages by language, put on top of the image: ``["pandas"]``, ``{"node": ["zod"]}``."""
     egress: Sequence[str] | Mapping[str, Any] | None
-    """What the program may reach: hosts, or an object as requests have it; nothing where it is not given."""
+    """Egress of the program: hosts, or an object as requests have it; nothing where it is not given."""
     on_egress: Callable[[EgressSeen], None] | None
     """Hears of the connections that it makes and is denied."""
     cancel: Switch | None
@@ -615,7 +615,7 @@ def run(code: str | bytes | None = None, language: str = "python", **options: Un
     ``image``, ``packages`` (Python packages, or a mapping of python and node to packages; the first run with them waits
     until they are there), and the limits, which are the fields of ``tidebox.model.limits.Limits``: timeout, memory,
     pids, cpus, output, workspace, ... The first call starts the machinery and a pool of warm cells, which live as long
-    as the process. Whoever is interrupted while he waits leaves no program running.
+    as the process. An interrupt while it waits leaves no program running.
     """
     return _background.run(code, language, **options)
 

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from tidebox.api.mcp import ProtocolServer
     from tidebox.api.services import Services
     from tidebox.broker.audit.audit_log import Audit
-    from tidebox.broker.run_metrics import Meter
-    from tidebox.broker.runs.stored_run_files import FileKeeper
+    from tidebox.broker.run_metrics import RunMetrics
+    from tidebox.broker.runs.stored_run_files import StoredFileManager
     from tidebox.broker.sandboxes.grants import Sandboxes
     from tidebox.broker.sandboxes.providers.base import Providers
     from tidebox.broker.sandboxes.tokens import KeyRing
-    from tidebox.broker.sandboxes.warm_boxes import Stock
+    from tidebox.broker.sandboxes.warm_boxes import WarmBoxes
     from tidebox.cluster.membership import Membership
     from tidebox.store.base import Store
 
@@ -61,7 +61,7 @@ _BOXES_PER_PROCESSOR = 2
 
 
 Guest = Callable[["App", str], Coroutine[Any, Any, None]]
-"""What runs in the process of a server, and uses it: it is given the server's app and its address."""
+"""A program in the process of a server that uses it (MCP, LSP): it is given the server's app and its address."""
 
 
 def serve(settings: Settings, guest: Guest | None = None) -> None:
@@ -87,7 +87,7 @@ def _allow_many_connections() -> None:
 
 
 class _Stop:
-    """What signals ask for: the first to stop, the second to stop at once, the third to be gone."""
+    """Stop requests by signals: the first to stop, the second to stop at once, the third to be gone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.asked = asyncio.Event()
@@ -176,11 +176,11 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Ru
     from tidebox.broker.audit.audit_log import Audit
     from tidebox.broker.broker import Broker
     from tidebox.broker.runs.journaled import Retention
-    from tidebox.broker.runs.log_hub import Hub
+    from tidebox.broker.runs.log_hub import LogHub
     from tidebox.broker.runs.log_writer import PIECE_BYTES
     from tidebox.broker.runs.planning import Planner
     from tidebox.broker.runs.quotas import Quotas
-    from tidebox.broker.sandboxes.warm_boxes import Stock
+    from tidebox.broker.sandboxes.warm_boxes import WarmBoxes
     from tidebox.broker.storage.log_files import LogFiles
 
     def levels() -> Levels:
@@ -194,7 +194,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Ru
             starts={place: start for runner in engine.runners for place, start in runner.pool.starts().items()},
             phases={phase.value: count for phase, count in broker.runs.phases().items()},
             sandboxes={state.value: count for state, count in sandboxes.bindings.count().items()},
-            stock=stock.ready,
+            stock=warm_boxes.ready,
             grants=sandboxes.granted,
         )
 
@@ -208,14 +208,14 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Ru
     broker = Broker(
         runner=engine.runners,
         store=store,
-        keeper=files,
+        file_manager=files,
         audit=audit,
         max_concurrent=settings.max_concurrent_runs,
         max_concurrent_per_user=own_slots,
         queue_max=settings.queue_max_length,
         queue_max_per_user=own_places,
         queue_ttl=settings.queue_ttl_sec,
-        meter=metrics,
+        metrics=metrics,
         quotas=Quotas(
             runs_per_session=settings.max_runs_per_session,
             cpu_seconds_per_day=settings.max_cpu_seconds_per_day,
@@ -230,7 +230,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Ru
         reaper_interval=settings.reaper_interval_sec,
         membership=membership,
         allowlist=egress.server,
-        hub=Hub(
+        hub=LogHub(
             LogFiles(settings.data_dir / "runs"),
             buffer_bytes=settings.ws_buffer_frames * PIECE_BYTES,
             heartbeat_seconds=settings.ws_heartbeat_sec,
@@ -238,8 +238,8 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Ru
         ),
     )
     ready = settings.warm_boxes(engine.runtime.name) if engine.runtime.external else settings.pool_sandboxes
-    stock = Stock(engine.runtime, _live_shape(settings, engine), ready, engine.runners.with_packages)
-    sandboxes = _sandboxes(settings, stock, store, audit, membership)
+    warm_boxes = WarmBoxes(engine.runtime, _live_shape(settings, engine), ready, engine.runners.with_packages)
+    sandboxes = _sandboxes(settings, warm_boxes, store, audit, membership)
     policy = _policy(settings)
     return Services(
         settings=settings,
@@ -277,13 +277,13 @@ def _shares(settings: Settings) -> tuple[int | None, int | None]:
     return slots, places
 
 
-def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> FileKeeper:
-    from tidebox.broker.runs.stored_run_files import FileKeeper
-    from tidebox.broker.storage.artifacts import ArtifactRules, Artifacts
+def _files(settings: Settings, store: Store, metrics: RunMetrics, audit: Audit) -> StoredFileManager:
+    from tidebox.broker.runs.stored_run_files import StoredFileManager
+    from tidebox.broker.storage.artifacts import ArtifactRules, RunArtifacts
     from tidebox.broker.storage.git_fetch import GitRules
-    from tidebox.broker.storage.local_blob_store import ArtifactFiles
-    from tidebox.broker.storage.local_workspace_store import WorkspaceFiles
-    from tidebox.broker.storage.staging import LocalSpool
+    from tidebox.broker.storage.local_blob_store import LocalBlobStore
+    from tidebox.broker.storage.local_workspace_store import LocalWorkspaceStore
+    from tidebox.broker.storage.staging import LocalStagingArea
     from tidebox.broker.storage.uploads import UploadRules, Uploads
     from tidebox.broker.storage.workspaces import Workspaces
     from tidebox.files.staging import StageLimits
@@ -291,7 +291,7 @@ def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> File
 
     workspace = settings.workspace_cap_mb * MIB
     tree_limits = TreeLimits(max_bytes=workspace, max_entries=Limits().inodes - 1)
-    workspaces = Workspaces(WorkspaceFiles(settings.data_dir / "sessions", tree_limits))
+    workspaces = Workspaces(LocalWorkspaceStore(settings.data_dir / "sessions", tree_limits))
     rules = ArtifactRules(
         max_run_bytes=settings.max_artifact_bytes_per_run_mb * MIB,
         max_user_bytes=settings.max_artifact_bytes_per_user_mb * MIB,
@@ -302,15 +302,17 @@ def _files(settings: Settings, store: Store, meter: Meter, audit: Audit) -> File
         schemes=settings.git_schemes, hosts=settings.git_hosts, timeout=settings.git_timeout_sec, max_bytes=workspace
     )
     upload_rules = UploadRules(max_received=settings.max_upload_mb * MIB, stage=stage)
-    uploads = Uploads(LocalSpool(settings.data_dir / "uploads"), workspaces, upload_rules, git, meter, audit)
-    artifacts = Artifacts(ArtifactFiles(settings.data_dir / "runs"), store, rules, meter)
-    return FileKeeper(store, workspaces, artifacts, uploads, audit)
+    uploads = Uploads(LocalStagingArea(settings.data_dir / "uploads"), workspaces, upload_rules, git, metrics, audit)
+    artifacts = RunArtifacts(LocalBlobStore(settings.data_dir / "runs"), store, rules, metrics)
+    return StoredFileManager(store, workspaces, artifacts, uploads, audit)
 
 
-def _sandboxes(settings: Settings, stock: Stock, store: Store, audit: Audit, membership: Membership) -> Sandboxes:
+def _sandboxes(
+    settings: Settings, warm_boxes: WarmBoxes, store: Store, audit: Audit, membership: Membership
+) -> Sandboxes:
     from tidebox.broker.sandboxes.bindings import Bindings
     from tidebox.broker.sandboxes.grants import Sandboxes
-    from tidebox.broker.sandboxes.leases import Terms
+    from tidebox.broker.sandboxes.leases import LeaseTerms
     from tidebox.model.sandbox import Capability, CapabilityPolicy
 
     def keys() -> KeyRing:
@@ -328,9 +330,9 @@ def _sandboxes(settings: Settings, stock: Stock, store: Store, audit: Audit, mem
     bindings = Bindings(
         store=store,
         audit=audit,
-        providers=_providers(settings, stock),
+        providers=_providers(settings, warm_boxes),
         membership=membership,
-        terms=Terms(
+        terms=LeaseTerms(
             token_ttl=settings.token_ttl_sec,
             lease_ttl=settings.lease_ttl_sec,
             idle_timeout=settings.idle_timeout_sec,
@@ -354,15 +356,17 @@ def _sandboxes(settings: Settings, stock: Stock, store: Store, audit: Audit, mem
             },
         ),
         bind_address=settings.token_bind_address,
-        look_interval=settings.reaper_interval_sec,
+        reap_interval=settings.reaper_interval_sec,
     )
 
 
-def _providers(settings: Settings, stock: Stock) -> Providers:
+def _providers(settings: Settings, warm_boxes: WarmBoxes) -> Providers:
     from tidebox.broker.sandboxes.providers.base import Provider, Providers
     from tidebox.broker.sandboxes.providers.local import LocalProvider
 
-    here = LocalProvider(stock, most_opening=_BOXES_PER_PROCESSOR * processors(), enabled=settings.enable_execution)
+    here = LocalProvider(
+        warm_boxes, most_opening=_BOXES_PER_PROCESSOR * processors(), enabled=settings.enable_execution
+    )
     found: list[Provider] = [here]
     if settings.providers:
         # It comes with an HTTP client.
@@ -373,7 +377,7 @@ def _providers(settings: Settings, stock: Stock) -> Providers:
 
 
 def _live_shape(settings: Settings, engine: Engine) -> BoxSpec:
-    """What long-lived boxes have in common."""
+    """Return the box spec that sandboxes share."""
     workspace = settings.workspace_cap_mb * MIB
     return BoxSpec(
         image=engine.runners.image_of(engine.runtime, HOST, "shell"),
@@ -424,7 +428,7 @@ def _policy(settings: Settings) -> Policy:
 
 
 def _service_shape(policy: Policy) -> BoxSpec:
-    """What the boxes of the interpreter service have in common."""
+    """Return the box spec that runs of the interpreter service share."""
     limits = terms_of(dataclasses.replace(policy, network_default="deny_all"), Request()).limits(policy)
     return BoxSpec(limits=limits, executable=not policy.workspace_noexec)
 
@@ -457,16 +461,16 @@ async def _serve(
     async with listener.listening(sock):
         if services.settings.enable_execution:
             engine.start()
-        taking_up = asyncio.create_task(_take_up(services, app, everything=everything))
+        recovering = asyncio.create_task(_recover(services, app, everything=everything))
         hosted = asyncio.create_task(guest(app, _address(sock)), name="guest")
         hosted.add_done_callback(lambda _: stop.asked.set())
         asked = asyncio.create_task(stop.asked.wait())
-        await asyncio.wait({taking_up, asked}, return_when=asyncio.FIRST_COMPLETED)
-        if taking_up.done():
-            taking_up.result()
+        await asyncio.wait({recovering, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if recovering.done():
+            recovering.result()
             await asked
         else:
-            taking_up.cancel()
+            recovering.cancel()
         _log.info("stopping", grace_sec=services.settings.drain_grace_sec)
         services.health.draining = True
         listener.stop_accepting()
@@ -483,12 +487,12 @@ async def _serve(
         hosted.result()
 
 
-async def _take_up(services: Services, app: Application, *, everything: bool) -> None:
+async def _recover(services: Services, app: Application, *, everything: bool) -> None:
     await services.sandboxes.start()
     # After the store, which is loaded by its first use: two threads that import at once are no sooner done, and leave
     # the event loop no room.
     loading = asyncio.create_task(app.load_first())
-    await services.broker.take_up()
+    await services.broker.recover()
     await loading
     await services.sandboxes.open()
     if everything:
@@ -586,7 +590,7 @@ def _greeting(banner: str, stop: _Stop) -> Guest:
     """The guest of a server that has none: says where it is, and stays."""
 
     async def greet(app: App, address: str) -> None:
-        # Whoever started the server need not read it.
+        # The reader may have gone: nobody has to read it.
         try:
             sys.stdout.write(banner + "\n")
             sys.stdout.flush()

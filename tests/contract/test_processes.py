@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 
-from tidebox.broker.sandboxes.processes import Process
+from tidebox.broker.sandboxes.processes import ManagedProcess
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.events import Exited
 from tidebox.model.sandbox import Capability
@@ -31,7 +31,7 @@ async def ended(runtime: Runtime, code: str, seconds: float) -> tuple[Exited, bo
     box = await runtime.open(BoxSpec(kind="sandbox"))
     try:
         running = await box.exec(Command(argv=("python3", "-c", code)))
-        process = Process(
+        process = ManagedProcess(
             running, contextlib.AsyncExitStack(), detachable=False, capability=Capability.EXEC, terminal=False
         )
         reader = process.attach()

@@ -15,10 +15,10 @@ import pytest
 
 from tests.boxes import is_root
 from tests.contract.runtimes import RUNTIMES_UNDER_TEST
-from tidebox.broker.runs.planning import Planner, RunOrder, User
-from tidebox.broker.runs.run_plan import decode_work, encode_work
-from tidebox.broker.sandboxes.sandbox import Sandbox
-from tidebox.broker.sandboxes.warm_boxes import Stock
+from tidebox.broker.runs.planning import Planner, RequestedRun, Requester
+from tidebox.broker.runs.run_plan import decode_plan, encode_plan
+from tidebox.broker.sandboxes.sandbox import LocalSandbox
+from tidebox.broker.sandboxes.warm_boxes import WarmBoxes
 from tidebox.config import load_settings
 from tidebox.embedded import Collector, Engine, run_on
 from tidebox.errors import PolicyUnsupported, RuntimeUnavailable, TideboxError
@@ -136,10 +136,12 @@ def test_what_needs_linux_is_not_there_elsewhere(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_run_is_run_by_the_runtime_it_asks_for(engine: Engine) -> None:
     runtimes = Runtimes(engine.runners.resolve, registry.known())
-    asked = RunOrder(spec_version="1.0", command=["echo", "hello"], asked=Request(), runtime="other", base_image="host")
+    asked = RequestedRun(
+        spec_version="1.0", command=["echo", "hello"], asked=Request(), runtime="other", base_image="host"
+    )
     facts, work = Planner(Policy(), runtimes, EgressRules()).plan(asked, None, ANYBODY)
     # As a server does that takes it up after a restart.
-    order = decode_work(encode_work(work)).order(None)
+    order = decode_plan(encode_plan(work)).order(None)
     collector = Collector()
     ending = await engine.runners.run(order, collector)
     assert (facts.runtime, ending.exit_code, collector.parts["stdout"]) == ("other", 0, [b"hello\n"])
@@ -199,9 +201,9 @@ async def test_where_no_limits_can_be_changed_no_box_waits(engine: Engine) -> No
 
 
 async def test_where_nothing_can_be_frozen_a_sandbox_rests_as_it_is(engine: Engine) -> None:
-    stock = Stock(engine.runners["bare"].runtime, BoxSpec(kind="sandbox"), 0)
+    stock = WarmBoxes(engine.runners["bare"].runtime, BoxSpec(kind="sandbox"), 0)
     fresh = await stock.open()
-    sandbox = Sandbox(fresh.sandbox_id, "", fresh.box)
+    sandbox = LocalSandbox(fresh.sandbox_id, "", fresh.box)
     assert await sandbox.suspend()
     assert not sandbox.frozen
     async with sandbox.use() as box:
@@ -284,7 +286,7 @@ async def test_a_probe_that_does_not_end_is_given_up(engine: Engine, monkeypatch
     await survey.close()
 
 
-ANYBODY = User("ada", owner=False)
+ANYBODY = Requester("ada", owner=False)
 STRONG = RuntimeInfo(name="strong", available=True, boundary="microvm")
 MIDDLE = RuntimeInfo(name="middle", available=True, boundary="container")
 WEAK = RuntimeInfo(name="weak", available=True, boundary="namespaces")
@@ -328,7 +330,7 @@ def test_a_boundary_that_there_is_not() -> None:
 def test_untrusted_runs_get_the_boundary_that_the_policy_demands(trust: str, runtime: str) -> None:
     runtimes = Runtimes(lambda _, image, __: ResolvedImage(image, ""), (WEAK, MIDDLE))
     policy = Policy(default_runtime="weak", untrusted_boundary="container")
-    order = RunOrder(spec_version="1.0", command=["true"], asked=Request(trust_level=trust), base_image="host")
+    order = RequestedRun(spec_version="1.0", command=["true"], asked=Request(trust_level=trust), base_image="host")
     planner = Planner(policy, runtimes, EgressRules())
     facts, work = planner.plan(order, None, ANYBODY)
     assert facts.runtime == work.spec.runtime == runtime

@@ -27,8 +27,8 @@ from tests.contract.test_stores import make_claim, make_run, make_session, step
 from tests.unit.stage import ADA, Stage
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.broker import Broker
-from tidebox.broker.runs.run_plan import Work
-from tidebox.broker.storage.log_frames import Frame
+from tidebox.broker.runs.run_plan import RunPlan
+from tidebox.broker.storage.log_frames import LogFrame
 from tidebox.errors import QuotaExceeded, StoreInDoubt, StoreUnavailable
 from tidebox.model.box import BoxSpec
 from tidebox.model.idempotency import Claim
@@ -398,7 +398,7 @@ async def test_a_run_reaches_its_end_though_the_answers_to_its_steps_are_lost(
         await broker.start()
         # The one that makes the run; that it runs; that it is over.
         proxy.lose_answers(3)
-        work = Work(launch=plan_code("python", ""), spec=BoxSpec())
+        work = RunPlan(launch=plan_code("python", ""), spec=BoxSpec())
         facts = RunFacts(runtime="native", base_image="host", spec_version="1.0", policy_hash="f00d")
         run = (await broker.runs.submit(ADA, facts, work)).run
         reader = await broker.runs.read_log(ADA, run.id)
@@ -406,7 +406,7 @@ async def test_a_run_reaches_its_end_though_the_answers_to_its_steps_are_lost(
         entries = []
         async with asyncio.timeout(60):
             while batch := await reader.read():
-                entries += [item.entry for item in batch if isinstance(item, Frame)]
+                entries += [item.entry for item in batch if isinstance(item, LogFrame)]
         assert proxy.lost_answers == 3
         assert isinstance(entries[-1], Ended)
         assert entries[-1].run.phase is Phase.COMPLETED

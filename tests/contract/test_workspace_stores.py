@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.test_runtime import collect
-from tidebox.broker.storage.local_workspace_store import WorkspaceFiles
+from tidebox.broker.storage.local_workspace_store import LocalWorkspaceStore
 from tidebox.broker.storage.workspace_store import WorkspaceStore
 from tidebox.errors import NotFound, PayloadTooLarge, TideboxError
 from tidebox.files.trees import TreeLimits
@@ -18,7 +18,7 @@ from tidebox.runtime.base import Runtime
 
 LIMITS = TreeLimits(max_bytes=100_000, max_entries=50)
 STORES: dict[str, Callable[[Path], WorkspaceStore]] = {
-    "files": lambda directory: WorkspaceFiles(directory / "sessions", LIMITS),
+    "files": lambda directory: LocalWorkspaceStore(directory / "sessions", LIMITS),
 }
 
 

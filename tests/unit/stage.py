@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tidebox.broker.run_metrics import Meter
+from tidebox.broker.run_metrics import RunMetrics
 from tidebox.errors import TideboxError
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Exited, Output, Started
@@ -116,7 +116,7 @@ class Stage(Runner):
         return self.plays[number]
 
 
-class Tally(Meter):
+class Tally(RunMetrics):
     """A meter that remembers."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from tests.unit.stage import ADA, Stage, ignore, make_order
 from tidebox.api.metrics import Levels, Metrics
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.broker import Broker
-from tidebox.broker.runs.run_plan import Work
+from tidebox.broker.runs.run_plan import RunPlan
 from tidebox.model.box import BoxSpec
 from tidebox.model.launch import plan_code
 from tidebox.model.run import RunFacts
@@ -24,12 +24,12 @@ def counted(metrics: Metrics, name: str) -> dict[str, float]:
 async def test_a_run_counts_for_the_runtime_that_it_used(tmp_path: Path) -> None:
     stage = Stage()
     metrics = Metrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0))
-    broker = Broker(runner=stage, store=DictStore(), audit=Audit(tmp_path), meter=metrics)
+    broker = Broker(runner=stage, store=DictStore(), audit=Audit(tmp_path), metrics=metrics)
     await broker.start()
     number = 0
     for runtime, count in (("native", 1), ("other", 2)):
         facts = RunFacts(runtime=runtime, base_image="host", spec_version="1.0", policy_hash="f00d")
-        work = Work(launch=plan_code("python", ""), spec=BoxSpec(runtime=runtime))
+        work = RunPlan(launch=plan_code("python", ""), spec=BoxSpec(runtime=runtime))
         for _ in range(count):
             await broker.runs.submit(ADA, facts, work)
             play = await stage.play(number)

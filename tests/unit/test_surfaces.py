@@ -58,7 +58,7 @@ def services(tmp_path: Path) -> Services:
             health=Health(),
             languages={"python": "host"},
             known_languages=BUILT_IN,
-            broker=SimpleNamespace(taken_up=asyncio.Event()),
+            broker=SimpleNamespace(recovered=asyncio.Event()),
             sandboxes=SimpleNamespace(opened=asyncio.Event()),
         ),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidebox.api.auth import LOCAL_USER
-from tidebox.broker.runs.planning import User
+from tidebox.broker.runs.planning import Requester
 from tidebox.errors import Forbidden, InvalidRequest
 from tidebox.model.egress import MAX_RULES
 from tidebox.model.injection import MAX_INJECTED
@@ -91,9 +91,9 @@ def asked_egress(body: Any) -> EgressAsk | None:
     return ask
 
 
-def user_of(caller: Caller) -> User:
+def user_of(caller: Caller) -> Requester:
     """Who asks."""
-    return User(caller.principal.user, owner=caller.principal.user == LOCAL_USER)
+    return Requester(caller.principal.user, owner=caller.principal.user == LOCAL_USER)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from tidebox.api.asgi import Receive, Scope, Send
-from tidebox.broker.run_metrics import Meter
+from tidebox.broker.run_metrics import RunMetrics
 from tidebox.errors import Overloaded, TideboxError
 from tidebox.model.egress import REASONS
 from tidebox.model.events import EgressSeen
@@ -52,7 +52,7 @@ class Levels:
     """Given out since the start."""
 
 
-class Metrics(Meter):
+class Metrics(RunMetrics):
     """Counts, and shows what was counted."""
 
     def __init__(self, runtime: str, read_levels: Callable[[], Levels]) -> None:
@@ -142,7 +142,7 @@ class Metrics(Meter):
         self._of_runtimes: dict[str, Metrics] = {}
         self._count_for(runtime)
 
-    def of(self, runtime: str | None) -> Metrics:
+    def for_runtime(self, runtime: str | None) -> Metrics:
         """The same counters, labelled with another runtime than the default one."""
         if runtime is None:
             return self

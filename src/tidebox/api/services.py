@@ -15,7 +15,7 @@ from tidebox.api.signing import Signer
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.broker import Broker
 from tidebox.broker.runs.planning import Planner
-from tidebox.broker.runs.stored_run_files import FileKeeper
+from tidebox.broker.runs.stored_run_files import StoredFileManager
 from tidebox.broker.sandboxes.grants import Sandboxes
 from tidebox.model.languages import BUILT_IN, Languages
 from tidebox.model.policy import Policy
@@ -46,6 +46,6 @@ class Services:
     policy: Policy
     planner: Planner
     runtimes: Runtimes
-    files: FileKeeper
+    files: StoredFileManager
     audit: Audit
     sandboxes: Sandboxes

@@ -1,4 +1,4 @@
-"""What every surface talks to: two doors into one scheduler.
+"""The broker, which every surface talks to: journaled runs and ephemeral executions on one scheduler.
 
 ``execute`` is for what nobody needs to find again: it never touches the store and never waits. ``runs`` is for what
 is found again: see ``tidebox.broker.runs.journaled``. Both are admitted, queued, recorded and counted alike.
@@ -12,13 +12,13 @@ from typing import Any
 
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.audit.query import AuditQuery
-from tidebox.broker.run_metrics import Meter
+from tidebox.broker.run_metrics import RunMetrics
 from tidebox.broker.runs.admission import Capacity
-from tidebox.broker.runs.ephemeral import Execution
+from tidebox.broker.runs.ephemeral import EphemeralExecution
 from tidebox.broker.runs.journaled import Retention, Runs
-from tidebox.broker.runs.log_hub import Hub
+from tidebox.broker.runs.log_hub import LogHub
 from tidebox.broker.runs.quotas import Quotas
-from tidebox.broker.runs.run_files import Keeper
+from tidebox.broker.runs.run_files import FileManager
 from tidebox.broker.runs.scheduler import Scheduler
 from tidebox.broker.runs.sessions import Sessions
 from tidebox.cluster.membership import Membership
@@ -34,8 +34,8 @@ from tidebox.store.base import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """How much there is to do."""
+class BrokerLoad:
+    """How many programs run and wait."""
 
     active: int
     queued: int
@@ -57,9 +57,9 @@ class Broker:
         queue_max_per_user: int | None = None,
         quotas: Quotas | None = None,
         retention: Retention | None = None,
-        meter: Meter | None = None,
-        hub: Hub | None = None,
-        keeper: Keeper | None = None,
+        metrics: RunMetrics | None = None,
+        hub: LogHub | None = None,
+        file_manager: FileManager | None = None,
         reaper_interval: float = 5.0,
         membership: Membership | None = None,
         allowlist: Allowlist | None = None,
@@ -67,8 +67,8 @@ class Broker:
         self._runner = runner
         self._store = store
         self._audit = audit
-        self._meter = meter or Meter()
-        self._hub = hub or Hub()
+        self._metrics = metrics or RunMetrics()
+        self._hub = hub or LogHub()
         self._scheduler = Scheduler(
             Capacity(
                 max_concurrent=max_concurrent,
@@ -80,18 +80,18 @@ class Broker:
         )
         retention = retention or Retention()
         quotas = quotas or Quotas()
-        self._keeper = keeper = keeper or Keeper()
+        self._file_manager = file_manager = file_manager or FileManager()
         self.membership = membership = membership or Membership()
         self.runs = Runs(
             runner=runner,
             store=store,
             scheduler=self._scheduler,
             audit=audit,
-            meter=self._meter,
+            metrics=self._metrics,
             hub=self._hub,
             quotas=quotas,
             retention=retention,
-            keeper=keeper,
+            file_manager=file_manager,
             membership=membership,
             allowlist=allowlist,
         )
@@ -99,29 +99,29 @@ class Broker:
         self.sessions = Sessions(
             store=store,
             audit=audit,
-            meter=self._meter,
+            metrics=self._metrics,
             runs=self.runs,
-            keeper=keeper,
+            file_manager=file_manager,
             quotas=quotas,
             claims_kept=retention.claims,
             interval=reaper_interval,
             membership=membership,
         )
-        self.taken_up = asyncio.Event()
-        """Set when ``runs`` and ``sessions`` may be used."""
-        self._executions: set[Execution] = set()
+        self.recovered = asyncio.Event()
+        """Set once runs of the previous process have been recovered: ``runs`` and ``sessions`` may be used."""
+        self._executions: set[EphemeralExecution] = set()
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
-    def load(self) -> Load:
-        """What runs and what waits."""
-        return Load(self._scheduler.active, self._scheduler.queued)
+    def load(self) -> BrokerLoad:
+        """Return how many programs run and wait."""
+        return BrokerLoad(self._scheduler.active, self._scheduler.queued)
 
     @property
     def capacity(self) -> Capacity:
-        """What may run and wait at once."""
+        """Return the bounds on what runs and waits."""
         return self._scheduler.capacity
 
     @property
@@ -132,7 +132,7 @@ class Broker:
     async def start(self) -> None:
         """Be ready for all work."""
         await self.open()
-        await self.take_up()
+        await self.recover()
 
     async def open(self) -> None:
         """Be ready for executions; raises what keeps this broker from working at all."""
@@ -141,23 +141,23 @@ class Broker:
         await self.membership.join()
         self._hub.start()
 
-    async def take_up(self) -> None:
-        """Take up what an earlier server left, and be ready for runs and sessions too.
+    async def recover(self) -> None:
+        """Recover the runs and sessions of the previous process, and be ready for new ones.
 
         Apart from ``open``, because it waits until the store is loaded and has told what there is.
         """
-        await self._keeper.start()
+        await self._file_manager.start()
         await self.runs.start()
         await self.sessions.start()
         self.membership.watch()
-        self.taken_up.set()
+        self.recovered.set()
 
     async def ask_store(self) -> None:
-        """See whether the store answers; raises ``StoreUnavailable``."""
+        """Check that the store answers; raises ``StoreUnavailable``."""
         await self._store.run("")
 
     async def artifacts_of(self, run_id: str) -> list[Artifact]:
-        """What is known of the artifacts of a run."""
+        """Return the records of the artifacts of a run."""
         return await self._store.artifacts(run_id)
 
     async def artifact_usage(self, *, limit: int, offset: int) -> list[tuple[str, int]]:
@@ -165,31 +165,31 @@ class Broker:
         return await self._store.artifact_usage(limit, offset)
 
     async def summary(self, created_from: float, created_to: float, *, top: int) -> Summary:
-        """What the runs created in a time came to."""
+        """Return totals of the runs created in a period."""
         return await self._store.summary(created_from, created_to, top)
 
     async def courses(self, begin: float, end: float, *, limit: int) -> list[Course]:
-        """What became of the runs that there were between two times, the newest first."""
+        """Return the courses of the runs that existed between two times, newest first."""
         return await self._store.courses(begin, end, limit)
 
     async def read_audit(self, query: AuditQuery) -> list[dict[str, Any]]:
         """Events of the audit log."""
         return await self._audit.find(query)
 
-    def execute(self, caller: Caller, order: Order, sink: Sink) -> Execution:
+    def execute(self, caller: Caller, order: Order, sink: Sink) -> EphemeralExecution:
         """Run ``order`` as soon as there is a slot; nothing of it is kept.
 
         ``sink`` is awaited for each event: a slow one holds up its own program only. Raises ``Overloaded``,
         ``ShuttingDown`` or ``AuditUnavailable`` instead of accepting what could not be run.
         """
-        meter = self._meter.of(order.spec.runtime)
-        execution = Execution(
+        metrics = self._metrics.for_runtime(order.spec.runtime)
+        execution = EphemeralExecution(
             caller,
             order,
             sink,
             runner=self._runner,
             scheduler=self._scheduler,
-            meter=meter,
+            metrics=metrics,
             on_over=self._execution_over,
         )
         try:
@@ -198,21 +198,21 @@ class Broker:
             self._audit.check()
             self._scheduler.enter(execution.ticket)
         except TideboxError as error:
-            meter.refused(error)
+            metrics.refused(error)
             self._audit.record("sandbox.execution.refused", caller, error.code, execution_id=execution.id)
             raise
-        meter.accepted()
+        metrics.accepted()
         self._audit.record("sandbox.execution.accepted", caller, "accepted", execution_id=execution.id)
         self._executions.add(execution)
         self._idle.clear()
         return execution
 
-    def _execution_over(self, execution: Execution) -> None:
+    def _execution_over(self, execution: EphemeralExecution) -> None:
         self._executions.discard(execution)
         if not self._executions:
             self._idle.set()
         conclusion = execution.conclusion
-        execution.meter.ended(conclusion, execution.ticket.held)
+        execution.metrics.ended(conclusion, execution.ticket.held)
         self._audit.record(
             "sandbox.execution.ended",
             execution.caller,
@@ -249,7 +249,7 @@ class Broker:
         await self.sessions.close()
         await asyncio.gather(self.runs.close(), *(execution.abandon() for execution in self._executions))
         await self._hub.close()
-        await self._keeper.close()
+        await self._file_manager.close()
         await self.membership.close()
         await self._store.close()
         await self._audit.close()

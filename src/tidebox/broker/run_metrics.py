@@ -1,4 +1,4 @@
-"""What the broker counts: a base that counts nothing, for whoever shows the numbers to fill in."""
+"""Counters of the broker: a base that counts nothing, which the metrics surface implements."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tidebox.model.result import EgressUsage
 from tidebox.model.run import Conclusion
 
 
-class Meter:
+class RunMetrics:
     """Told of each step of every run, journaled or not; called on the event loop, so it must be quick."""
 
-    def of(self, runtime: str | None) -> Meter:
-        """The meter of the runs of one runtime; None for the default one."""
+    def for_runtime(self, runtime: str | None) -> RunMetrics:
+        """Return the counters for the runs of one runtime; None is the default one."""
         return self
 
     def accepted(self) -> None:

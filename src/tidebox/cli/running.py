@@ -29,7 +29,7 @@ from tidebox.model.switch import Switch
 
 if TYPE_CHECKING:
     from tidebox.cli.remote import Server
-    from tidebox.embedded import Runs
+    from tidebox.embedded import ProgramRunner
     from tidebox.model.outward import EgressAsk
     from tidebox.sdk.server_engine import ServerEngine
 
@@ -259,7 +259,7 @@ class _Run:
                     self._running = False
 
     @contextlib.asynccontextmanager
-    async def _engine(self) -> AsyncIterator[Runs]:
+    async def _engine(self) -> AsyncIterator[ProgramRunner]:
         """What runs it: an engine of our own, or a server."""
         if self._request.server is not None:
             from tidebox.sdk.server_engine import ServerEngine

@@ -13,7 +13,7 @@ import pytest
 
 from tests.api.access.clients import Client, error_of, found, use, wait_for
 from tests.api.conftest import NO_CELLS, RunningServer
-from tidebox.broker.sandboxes.leases import Terms, due
+from tidebox.broker.sandboxes.leases import LeaseTerms, due
 from tidebox.model.sandbox import TRANSITIONS, Binding, SandboxState, Scope, ScopeType
 
 FAST = {"reaper_interval_sec": "0.1", "rate_limit": "off", **NO_CELLS}
@@ -51,12 +51,12 @@ def make_binding(state: SandboxState = SandboxState.ACTIVE) -> Binding:
     ],
 )
 def test_what_is_due(state: str, now: float, in_use: bool, following: str | None) -> None:
-    found = due(make_binding(SandboxState(state)), Terms(idle_timeout=50.0, grace=10.0), now, in_use=in_use)
+    found = due(make_binding(SandboxState(state)), LeaseTerms(idle_timeout=50.0, grace=10.0), now, in_use=in_use)
     assert (found.value if found is not None else None) == following
 
 
 def test_a_lease_ends_before_the_idle_time() -> None:
-    terms = Terms(idle_timeout=5000.0, grace=10.0)
+    terms = LeaseTerms(idle_timeout=5000.0, grace=10.0)
     assert due(make_binding(), terms, 509.0, in_use=False) is None
     assert due(make_binding(), terms, 510.0, in_use=False) is SandboxState.TERMINATED
     assert due(make_binding(), terms, 510.0, in_use=True) is None

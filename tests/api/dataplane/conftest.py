@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.dataplane.plane import Plane, running_plane
 from tests.boxes import BoxRunner
-from tidebox.broker.sandboxes.sandbox import Sandbox
+from tidebox.broker.sandboxes.sandbox import LocalSandbox
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +20,13 @@ def plane(box_runner: BoxRunner, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="module")
-def sandbox(plane: Plane) -> Sandbox:
+def sandbox(plane: Plane) -> LocalSandbox:
     """A sandbox that the tests of a module share."""
     return plane.sandbox()
 
 
 @pytest.fixture(scope="module")
-def token(plane: Plane, sandbox: Sandbox) -> str:
+def token(plane: Plane, sandbox: LocalSandbox) -> str:
     """For everything in that sandbox."""
     return plane.token(sandbox)
 

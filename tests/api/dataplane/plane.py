@@ -22,8 +22,8 @@ from tidebox.api.middleware import RequestLog
 from tidebox.api.rates import RateLimiter
 from tidebox.api.surface import Surface
 from tidebox.broker.audit.audit_log import Audit
-from tidebox.broker.sandboxes.processes import Processes
-from tidebox.broker.sandboxes.sandbox import Access, Gate, Sandbox
+from tidebox.broker.sandboxes.processes import ProcessTable
+from tidebox.broker.sandboxes.sandbox import Gate, LocalSandbox, SandboxAccess
 from tidebox.config import load_settings
 from tidebox.errors import Forbidden, Unauthorized
 from tidebox.model.box import BoxSpec
@@ -41,9 +41,9 @@ class KnownTokens(Gate):
     """Lets in who shows one of these tokens."""
 
     def __init__(self) -> None:
-        self.accesses: dict[str, Access] = {}
+        self.accesses: dict[str, SandboxAccess] = {}
 
-    async def authorize(self, token: str, *, address: str, sandbox_id: str | None = None) -> Access:
+    async def authorize(self, token: str, *, address: str, sandbox_id: str | None = None) -> SandboxAccess:
         access = self.accesses.get(token)
         if access is None:
             raise Unauthorized("the token is not valid")
@@ -104,7 +104,7 @@ class Plane:
     def __init__(self, runner: BoxRunner, directory: Path) -> None:
         self.runner = runner
         self.gate = KnownTokens()
-        self.processes = Processes()
+        self.processes = ProcessTable()
         self.directory = directory
         self.url = ""
         self.audit = Audit(directory / "audit")
@@ -137,21 +137,21 @@ class Plane:
         for sandbox in {access.sandbox for access in self.gate.accesses.values()}:
             await sandbox.close()
 
-    def sandbox(self) -> Sandbox:
+    def sandbox(self) -> LocalSandbox:
         """A new sandbox."""
-        made: Sandbox = self._call(self._sandbox())
+        made: LocalSandbox = self._call(self._sandbox())
         return made
 
-    async def _sandbox(self) -> Sandbox:
+    async def _sandbox(self) -> LocalSandbox:
         id = new_id("sb")
         box = await self.runner.engine.runtime.open(BoxSpec(kind="sandbox", sandbox_id=id, limits=_LIMITS))
-        return Sandbox(id, new_id("bind"), box)
+        return LocalSandbox(id, new_id("bind"), box)
 
-    def token(self, sandbox: Sandbox, *capabilities: Capability, seconds: float = 600.0) -> str:
+    def token(self, sandbox: LocalSandbox, *capabilities: Capability, seconds: float = 600.0) -> str:
         """A token for it, with all capabilities if none is named."""
         token = new_id("token")
         held = frozenset(capabilities) or ALL_CAPABILITIES
-        self.gate.accesses[token] = Access(sandbox, held, time.time() + seconds, Principal("ada"))
+        self.gate.accesses[token] = SandboxAccess(sandbox, held, time.time() + seconds, Principal("ada"))
         return token
 
     def client(self, token: str) -> httpx2.Client:

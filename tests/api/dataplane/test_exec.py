@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.api.dataplane.plane import Plane
-from tidebox.broker.sandboxes.sandbox import Sandbox
+from tidebox.broker.sandboxes.sandbox import LocalSandbox
 from tidebox.model.sandbox import Capability
 
 
@@ -189,7 +189,7 @@ def test_a_command_that_the_kernel_would_not_take(http: httpx2.Client, words: li
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_REQUEST")
 
 
-def test_the_same_below_the_name_of_the_sandbox(http: httpx2.Client, sandbox: Sandbox) -> None:
+def test_the_same_below_the_name_of_the_sandbox(http: httpx2.Client, sandbox: LocalSandbox) -> None:
     answer = http.post(f"/api/{sandbox.id}/exec", json={"command": ["echo", "here"]})
     assert answer.json()["stdout"] == "here\n"
 
@@ -203,7 +203,7 @@ def test_a_client_that_leaves_takes_its_program_along(plane: Plane, token: str, 
         time.sleep(0.05)
 
 
-def test_who_may(plane: Plane, sandbox: Sandbox) -> None:
+def test_who_may(plane: Plane, sandbox: LocalSandbox) -> None:
     with plane.client(plane.token(sandbox, Capability.FS_READ, Capability.SHELL)) as client:
         answer = client.post("/v1/exec", json={"command": ["true"]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "CAPABILITY_DENIED")
@@ -214,7 +214,7 @@ def test_who_may(plane: Plane, sandbox: Sandbox) -> None:
         assert client.post("/v1/exec", json={"command": ["true"]}).json()["error"]["code"] == "UNAUTHENTICATED"
 
 
-def test_a_token_of_another_sandbox(plane: Plane, sandbox: Sandbox, http: httpx2.Client) -> None:
+def test_a_token_of_another_sandbox(plane: Plane, sandbox: LocalSandbox, http: httpx2.Client) -> None:
     other = plane.sandbox()
     with plane.client(plane.token(other)) as client:
         assert client.post(f"/api/{sandbox.id}/exec", json={"command": ["true"]}).status_code == 403

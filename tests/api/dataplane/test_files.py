@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from tests.api.dataplane.plane import Plane
-from tidebox.broker.sandboxes.sandbox import Sandbox
+from tidebox.broker.sandboxes.sandbox import LocalSandbox
 from tidebox.model.limits import MIB
 from tidebox.model.sandbox import Capability
 
@@ -317,7 +317,7 @@ def test_the_workspace_is_listed_where_no_path_is_given(http: httpx2.Client) -> 
     assert http.get("/v1/files/list").status_code == 200
 
 
-def test_the_same_below_the_name_of_the_sandbox(http: httpx2.Client, sandbox: Sandbox, there: str) -> None:
+def test_the_same_below_the_name_of_the_sandbox(http: httpx2.Client, sandbox: LocalSandbox, there: str) -> None:
     answer = http.post(f"/api/{sandbox.id}/files/upload", params={"path": f"{there}/x"}, content=b"here")
     assert answer.status_code == 200
     assert http.get(f"/api/{sandbox.id}/files/download", params={"path": f"{there}/x"}).content == b"here"
@@ -388,7 +388,7 @@ def test_a_full_workspace(plane: Plane) -> None:
         assert made["stdout"] == f"{100 << 20}\n", made
 
 
-def test_who_may(plane: Plane, sandbox: Sandbox, http: httpx2.Client, there: str) -> None:
+def test_who_may(plane: Plane, sandbox: LocalSandbox, http: httpx2.Client, there: str) -> None:
     put(http, f"{there}/f", b"x")
     reads = [("GET", "download"), ("GET", "list"), ("GET", "stat")]
     writes = [("POST", "upload"), ("GET", "upload"), ("DELETE", "upload"), ("POST", "mkdir"), ("POST", "remove")]
@@ -406,7 +406,9 @@ def test_who_may(plane: Plane, sandbox: Sandbox, http: httpx2.Client, there: str
     assert get(http, f"{there}/f").content == b"x"
 
 
-def test_what_was_done_is_in_the_audit_log(plane: Plane, http: httpx2.Client, sandbox: Sandbox, there: str) -> None:
+def test_what_was_done_is_in_the_audit_log(
+    plane: Plane, http: httpx2.Client, sandbox: LocalSandbox, there: str
+) -> None:
     put(http, f"{there}/noted", b"x")
     get(http, f"{there}/missing")
 

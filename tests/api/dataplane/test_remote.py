@@ -13,7 +13,7 @@ from tests.api.dataplane.test_files import there as there
 from tests.boxes import BoxRunner
 from tidebox.broker.sandboxes.providers.peer import Peer
 from tidebox.broker.sandboxes.providers.remote_sandbox import RemoteSandbox
-from tidebox.broker.sandboxes.sandbox import Pass
+from tidebox.broker.sandboxes.sandbox import AccessPass
 from tidebox.model.principal import Actor
 from tidebox.model.sandbox import ALL_CAPABILITIES, Capability
 
@@ -43,16 +43,16 @@ class Machine:
 
     def __init__(self, url: str, token: str) -> None:
         self.peer = Peer(self.name, url, "a key that nothing is asked with")
-        self._pass = Pass(
+        self._pass = AccessPass(
             token=token,
             expires_at=time.time() + 3600,
             renew_at=time.time() + 3000,
             capabilities=ALL_CAPABILITIES,
         )
 
-    async def admit(
+    async def issue_pass(
         self, sandbox: RemoteSandbox, actor: Actor, capabilities: frozenset[Capability] | None = None
-    ) -> Pass:
+    ) -> AccessPass:
         return self._pass
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.dataplane.plane import Plane, Socket
 from tests.runtimes import native_only
-from tidebox.broker.sandboxes.sandbox import Sandbox
+from tidebox.broker.sandboxes.sandbox import LocalSandbox
 from tidebox.model.sandbox import Capability
 
 SHELL = "/v1/shell/ws"
@@ -195,7 +195,7 @@ def test_a_terminal_that_is_closed_takes_its_jobs_along(plane: Plane, token: str
 
 
 @pytest.mark.parametrize("path", [SHELL, "/api/{id}/shell/ws", "/ws/{id}"])
-def test_every_path_to_a_shell(plane: Plane, token: str, sandbox: Sandbox, path: str) -> None:
+def test_every_path_to_a_shell(plane: Plane, token: str, sandbox: LocalSandbox, path: str) -> None:
     with plane.socket(path.format(id=sandbox.id), token) as socket:
         socket.send("start")
         socket.expect("ready")
@@ -204,7 +204,7 @@ def test_every_path_to_a_shell(plane: Plane, token: str, sandbox: Sandbox, path:
         assert "/dev/pts/" in "".join(frame["data"] for frame in frames if frame["type"] == "stdout")
 
 
-def test_who_may(plane: Plane, sandbox: Sandbox) -> None:
+def test_who_may(plane: Plane, sandbox: LocalSandbox) -> None:
     with plane.socket(SHELL, plane.token(sandbox, Capability.EXEC)) as socket:
         socket.send("start")
         error = socket.expect("error")["error"]

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from tests.api.dataplane.plane import Plane, Socket
 from tidebox.api.dataplane import connections, sockets
 from tidebox.broker.sandboxes import processes
-from tidebox.broker.sandboxes.sandbox import Sandbox
+from tidebox.broker.sandboxes.sandbox import LocalSandbox
 from tidebox.model.limits import MIB
 from tidebox.model.sandbox import Capability
 
@@ -68,7 +68,7 @@ def test_frames_are_exactly_those_of_the_protocol(plane: Plane, token: str) -> N
         assert closed_with(socket) == 1000
 
 
-def test_a_token_in_the_first_frame(plane: Plane, token: str, sandbox: Sandbox) -> None:
+def test_a_token_in_the_first_frame(plane: Plane, token: str, sandbox: LocalSandbox) -> None:
     with plane.socket(EXEC, None) as socket:
         socket.send("auth", token=token)
         answer = socket.expect("auth_ok")
@@ -107,7 +107,7 @@ def test_a_client_that_shows_no_token_is_not_waited_for(plane: Plane, monkeypatc
         assert closed_with(socket) == 1008
 
 
-def test_a_wrong_token_in_a_header_is_refused_before_the_upgrade(plane: Plane, sandbox: Sandbox) -> None:
+def test_a_wrong_token_in_a_header_is_refused_before_the_upgrade(plane: Plane, sandbox: LocalSandbox) -> None:
     other = plane.token(plane.sandbox())
     for path, token, status, code in (
         (EXEC, "wrong", 401, "UNAUTHENTICATED"),
@@ -120,7 +120,7 @@ def test_a_wrong_token_in_a_header_is_refused_before_the_upgrade(plane: Plane, s
         assert f'"{code}"'.encode() in (response.body or b"")
 
 
-def test_every_start_needs_its_capability(plane: Plane, sandbox: Sandbox) -> None:
+def test_every_start_needs_its_capability(plane: Plane, sandbox: LocalSandbox) -> None:
     with plane.socket(EXEC, plane.token(sandbox, Capability.SHELL)) as socket:
         socket.send("start", command=["true"])
         error = socket.expect("error")["error"]
@@ -134,7 +134,7 @@ def test_every_start_needs_its_capability(plane: Plane, sandbox: Sandbox) -> Non
         assert socket.until("exit")[-1]["exit_code"] == 0
 
 
-def test_an_expired_token_starts_nothing_until_a_new_one_is_shown(plane: Plane, sandbox: Sandbox) -> None:
+def test_an_expired_token_starts_nothing_until_a_new_one_is_shown(plane: Plane, sandbox: LocalSandbox) -> None:
     with plane.socket(EXEC, plane.token(sandbox, seconds=-1)) as socket:
         socket.send("start", command=["true"])
         assert socket.expect("error")["error"]["code"] == "UNAUTHENTICATED"
@@ -333,7 +333,9 @@ def test_a_program_that_cannot_be_started_ends_the_connection(plane: Plane, toke
         assert closed_with(socket) == 1000
 
 
-def test_the_socket_of_a_sandbox_runs_one_program_after_another(plane: Plane, token: str, sandbox: Sandbox) -> None:
+def test_the_socket_of_a_sandbox_runs_one_program_after_another(
+    plane: Plane, token: str, sandbox: LocalSandbox
+) -> None:
     with plane.socket(f"/ws/{sandbox.id}", token) as socket:
         for number in range(3):
             socket.send("start", command=["echo", str(number)])
@@ -462,7 +464,7 @@ def test_several_clients_each_read_all_of_it(plane: Plane, token: str) -> None:
             assert output(others.result(60)) == whole
 
 
-def test_the_processes_of_a_sandbox(plane: Plane, sandbox: Sandbox, token: str) -> None:
+def test_the_processes_of_a_sandbox(plane: Plane, sandbox: LocalSandbox, token: str) -> None:
     listed = plane.processes.of_sandbox
     before = set(listed(sandbox.id))
     with plane.socket(EXEC, token) as bound, plane.socket(EXEC, token) as detached:
@@ -478,7 +480,7 @@ def test_the_processes_of_a_sandbox(plane: Plane, sandbox: Sandbox, token: str) 
     assert [process.pid for process in listed(sandbox.id) if process not in before] == [pids[1]]
 
 
-def test_who_may_attach(plane: Plane, token: str, sandbox: Sandbox) -> None:
+def test_who_may_attach(plane: Plane, token: str, sandbox: LocalSandbox) -> None:
     with plane.socket(EXEC, token) as socket:
         socket.send("start", command=["sleep", "2"], on_disconnect="detach")
         process_id = socket.expect("ready")["process_id"]
@@ -494,7 +496,7 @@ def test_who_may_attach(plane: Plane, token: str, sandbox: Sandbox) -> None:
         assert socket.expect("error")["error"]["code"] == "NOT_FOUND"
 
 
-def test_two_clients_share_one_sandbox(plane: Plane, token: str, sandbox: Sandbox) -> None:
+def test_two_clients_share_one_sandbox(plane: Plane, token: str, sandbox: LocalSandbox) -> None:
     with plane.socket(EXEC, token) as one, plane.socket(f"/ws/{sandbox.id}", plane.token(sandbox)) as two:
         one.send("start", command="mkfifo /tmp/pipe; echo made; cat /tmp/pipe")
         one.expect("ready")
@@ -519,7 +521,9 @@ def test_when_the_sandbox_ends_its_clients_are_told(plane: Plane) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "BACKEND_UNAVAILABLE")
 
 
-def test_a_revoked_token_is_of_no_use_on_an_open_socket(plane: Plane, sandbox: Sandbox, http: httpx2.Client) -> None:
+def test_a_revoked_token_is_of_no_use_on_an_open_socket(
+    plane: Plane, sandbox: LocalSandbox, http: httpx2.Client
+) -> None:
     revoked = False
     token = plane.token(sandbox)
     plane.gate.accesses[token] = replace(plane.gate.accesses[token], still_good=lambda: not revoked)

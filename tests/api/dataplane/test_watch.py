@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.api.dataplane.plane import Plane, Socket
 from tests.runtimes import native_only
-from tidebox.broker.sandboxes.sandbox import Sandbox
+from tidebox.broker.sandboxes.sandbox import LocalSandbox
 from tidebox.errors import ProvisionFailed
 from tidebox.files import watching
 from tidebox.model.ids import new_id
@@ -187,7 +187,7 @@ def test_a_flood_is_an_overflow_and_holds_up_nobody(plane: Plane, token: str, ht
             frame = socket.receive(30)
 
 
-def test_who_may(plane: Plane, sandbox: Sandbox, there: str) -> None:
+def test_who_may(plane: Plane, sandbox: LocalSandbox, there: str) -> None:
     with plane.socket(f"{WATCH}?path={there}", plane.token(sandbox, Capability.FS_WRITE, Capability.EXEC)) as socket:
         assert socket.expect("error")["error"]["code"] == "CAPABILITY_DENIED"
         assert closed(socket) == 1008
@@ -203,7 +203,7 @@ def test_who_may(plane: Plane, sandbox: Sandbox, there: str) -> None:
         assert http.get(WATCH).status_code == 426
 
 
-def test_it_ends_with_the_token_unless_a_new_one_is_shown(plane: Plane, sandbox: Sandbox, there: str) -> None:
+def test_it_ends_with_the_token_unless_a_new_one_is_shown(plane: Plane, sandbox: LocalSandbox, there: str) -> None:
     with plane.socket(f"{WATCH}?path={there}", plane.token(sandbox, seconds=3.0)) as socket:
         socket.expect("ready")
         socket.send("auth", token=plane.token(sandbox, seconds=5.0))

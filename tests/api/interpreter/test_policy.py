@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.interpreter.service import Service, error_of
-from tidebox.broker.runs.planning import Planner, User
+from tidebox.broker.runs.planning import Planner, Requester
 from tidebox.errors import InvalidRequest, InvalidSpecVersion, PolicyUnsupported
 from tidebox.model.egress import make_allowlist
 from tidebox.model.outward import EgressRules
@@ -166,7 +166,7 @@ def test_what_cannot_be_enforced_is_refused() -> None:
     planner = Planner(Policy(), Runtimes(lambda runtime, image, user: ResolvedImage(image, "")), EgressRules())
     able = RuntimeInfo(name="native", available=True, boundary="namespaces", features=Features(egress=True))
     unable = RuntimeInfo(name="native", available=True, boundary="namespaces")
-    user = User("ada", owner=False)
+    user = Requester("ada", owner=False)
     for runtime in (able, unable):
         with pytest.raises(PolicyUnsupported):
             planner.way_out(runtime, "allowlist", [None], user)

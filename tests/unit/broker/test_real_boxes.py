@@ -15,10 +15,10 @@ from tests.boxes import BoxRunner, is_root, native, start_runner, stop_runner
 from tests.memory_store import DictStore
 from tests.unit.stage import ADA, BOB, ignore, until
 from tidebox.broker.audit.audit_log import Audit
-from tidebox.broker.broker import Broker, Load
-from tidebox.broker.runs.run_plan import Work
+from tidebox.broker.broker import Broker, BrokerLoad
+from tidebox.broker.runs.run_plan import RunPlan
 from tidebox.broker.runs.stdin import StdinRules
-from tidebox.broker.storage.log_frames import Frame
+from tidebox.broker.storage.log_frames import LogFrame
 from tidebox.errors import BoxGone, ShuttingDown
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Exited, Output, Started
@@ -44,7 +44,7 @@ async def with_broker(runner: BoxRunner, scenario: Scenario, audit: Path, **opti
         await scenario(broker)
     finally:
         await broker.close()
-    assert broker.load == Load(0, 0)
+    assert broker.load == BrokerLoad(0, 0)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ async def over(broker: Broker, run: Run) -> tuple[Run, list[LogEntry]]:
     reader = await broker.runs.read_log(ADA, run.id)
     entries: list[LogEntry] = []
     while batch := await reader.read():
-        entries += [item.entry for item in batch if isinstance(item, Frame)]
+        entries += [item.entry for item in batch if isinstance(item, LogFrame)]
     last = entries[-1]
     assert isinstance(last, Ended)
     return last.run, entries
@@ -75,7 +75,7 @@ async def over(broker: Broker, run: Run) -> tuple[Run, list[LogEntry]]:
 async def is_running(broker: Broker, run: Run) -> None:
     """Wait until the program of a run has begun."""
     reader = await broker.runs.read_log(ADA, run.id)
-    while not any(isinstance(item, Frame) and isinstance(item.entry, Began) for item in await reader.read()):
+    while not any(isinstance(item, LogFrame) and isinstance(item.entry, Began) for item in await reader.read()):
         pass
 
 
@@ -102,7 +102,7 @@ def test_an_execution_tells_what_happens(play: Play) -> None:
 
 def test_many_share_few_slots(play: Play) -> None:
     async def scenario(broker: Broker) -> None:
-        loads: list[Load] = []
+        loads: list[BrokerLoad] = []
 
         async def look(event: Event) -> None:
             loads.append(broker.load)
@@ -164,7 +164,7 @@ def test_a_spawner_that_is_killed_fails_what_ran_and_nothing_after(tmp_path: Pat
 def test_draining_kills_what_does_not_end(play: Play) -> None:
     async def scenario(broker: Broker) -> None:
         executions = [broker.execute(ADA, order("import time; time.sleep(60)"), ignore) for _ in range(4)]
-        await until(lambda: broker.load == Load(2, 2))
+        await until(lambda: broker.load == BrokerLoad(2, 2))
         await broker.drain(0.2)
         for execution in executions:
             with pytest.raises(ShuttingDown):
@@ -193,9 +193,9 @@ def test_closing_kills_what_runs_and_what_starts(play: Play) -> None:
     play(scenario)
 
 
-def work(code: str, timeout: float = 30.0, image: str = "host", workspace: int = 256 * MIB, **options: Any) -> Work:
+def work(code: str, timeout: float = 30.0, image: str = "host", workspace: int = 256 * MIB, **options: Any) -> RunPlan:
     spec = BoxSpec(image=image, limits=Limits(timeout=timeout, workspace=workspace))
-    return Work(launch=plan_code("python", code), spec=spec, **options)
+    return RunPlan(launch=plan_code("python", code), spec=spec, **options)
 
 
 def test_a_run_is_logged_as_it_goes(play: Play) -> None:
@@ -234,7 +234,7 @@ def test_an_interactive_run_answers(play: Play) -> None:
 
 
 def _is_output(item: object) -> bool:
-    return isinstance(item, Frame) and isinstance(item.entry, Output)
+    return isinstance(item, LogFrame) and isinstance(item.entry, Output)
 
 
 def test_a_log_is_cut_where_it_may_not_grow(play: Play) -> None:

@@ -10,7 +10,7 @@ from tidebox.api.access.requests import AcquireBody, RefreshBody, ReleaseBody
 from tidebox.api.asgi import Context, context_of, header
 from tidebox.api.common import CallerDep, DocumentRoute, ServicesDep, errors
 from tidebox.api.services import Services
-from tidebox.broker.sandboxes.live_binding import Ask, Mode
+from tidebox.broker.sandboxes.live_binding import BindingMode, BindingRequest
 from tidebox.errors import InvalidRequest, Unauthorized
 from tidebox.model.ids import new_id
 from tidebox.model.principal import Caller, Principal
@@ -28,9 +28,9 @@ router = APIRouter(prefix=NEGOTIATION_PREFIX, tags=["negotiation"], route_class=
 async def acquire(body: AcquireBody, request: Request, services: ServicesDep, caller: CallerDep) -> GrantAnswer:
     """Access to the sandbox that the server has for a thread of an assistant; it is made if there is none."""
     async with audited(services, "acquired", caller, thread_id=body.thread_id, assistant_id=body.assistant_id) as call:
-        ask = Ask(
+        ask = BindingRequest(
             scope=_scope(services, caller, body),
-            mode=Mode.ENSURE,
+            mode=BindingMode.ENSURE,
             actor=caller.principal.actor,
             thread_id=body.thread_id,
             wait=services.settings.create_wait_sec,

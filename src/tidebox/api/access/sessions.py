@@ -23,7 +23,7 @@ from tidebox.api.asgi import context_of
 from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
 from tidebox.api.egress import way_out_of_sandbox
 from tidebox.api.packages import allowed_packages
-from tidebox.broker.sandboxes.live_binding import Ask, Mode
+from tidebox.broker.sandboxes.live_binding import BindingMode, BindingRequest
 from tidebox.model.sandbox import Scope, ScopeType
 from tidebox.protocols.access import PREFIX
 
@@ -68,9 +68,9 @@ async def negotiate(
         actor_id=body.actor.id if body.actor is not None else None,
     ) as call:
         requested = body.requested_capabilities
-        ask = Ask(
+        ask = BindingRequest(
             scope=Scope(ScopeType(scope_type), scope_id),
-            mode=Mode(body.mode),
+            mode=BindingMode(body.mode),
             actor=actor,
             capabilities=frozenset(requested) if requested is not None else None,
             provider=body.provider_preference,

@@ -15,8 +15,8 @@ from tidebox.api.dataplane.paths import Target
 from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
 from tidebox.api.rates import RateLimiter
 from tidebox.broker.audit.audit_log import Audit
-from tidebox.broker.sandboxes.processes import Processes
-from tidebox.broker.sandboxes.sandbox import Access, Gate
+from tidebox.broker.sandboxes.processes import ProcessTable
+from tidebox.broker.sandboxes.sandbox import Gate, SandboxAccess
 from tidebox.errors import InvalidRequest, TideboxError, Unauthorized
 from tidebox.model.moments import iso_time
 from tidebox.model.sandbox import named
@@ -43,7 +43,7 @@ class Desk:
     gate: Gate
     audit: Audit
     rates: RateLimiter
-    processes: Processes
+    processes: ProcessTable
     max_seconds: float
     max_message_bytes: int
 
@@ -56,7 +56,7 @@ class Connection(abc.ABC):
         self._scope = scope
         self._target = target
         self._send = send
-        self._access: Access | None = None
+        self._access: SandboxAccess | None = None
         self._closing = False
 
     async def admit(self, token: str) -> None:
@@ -178,7 +178,7 @@ class Connection(abc.ABC):
             with contextlib.suppress(OSError, RuntimeError):
                 await self._send({"type": "websocket.close", "code": code})
 
-    def _record(self, access: Access, event: str, outcome: str, **fields: Any) -> None:
+    def _record(self, access: SandboxAccess, event: str, outcome: str, **fields: Any) -> None:
         sandbox = access.sandbox
         who = caller(access, context_of(self._scope))
         self._desk.audit.record(event, who, outcome, sandbox_id=sandbox.id, binding_id=sandbox.binding_id, **fields)

@@ -11,7 +11,7 @@ import msgspec
 
 from tidebox.api.dataplane.commands import make_command
 from tidebox.api.dataplane.rendering import shown_end
-from tidebox.broker.sandboxes.processes import Piece, Processes
+from tidebox.broker.sandboxes.processes import OutputPiece, ProcessTable
 from tidebox.broker.sandboxes.sandbox import LiveSandbox
 from tidebox.errors import InternalError, LimitOutOfRange
 from tidebox.model.sandbox import Capability
@@ -29,7 +29,7 @@ def seconds_of(timeout_ms: int | None, longest: float) -> float | None:
 
 
 async def run(
-    processes: Processes, sandbox: LiveSandbox, request: ExecRequest, seconds: float, request_id: str
+    processes: ProcessTable, sandbox: LiveSandbox, request: ExecRequest, seconds: float, request_id: str
 ) -> tuple[Exit, Collected]:
     """Run a program to its end, and what it wrote; cancelling the call kills it. Output beyond the bound is dropped."""
     command = make_command(request.command, cwd=request.cwd, env=request.env)
@@ -58,7 +58,7 @@ class Collected:
         self._truncated = False
         self._streams: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: OutputPiece) -> None:
         """Take what there is room for."""
         data = piece.data[: self._room]
         self._truncated |= len(data) < len(piece.data)

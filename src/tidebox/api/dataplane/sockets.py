@@ -14,8 +14,8 @@ from tidebox.api.dataplane.connections import INTERNAL_ERROR, NORMAL, POLICY, Co
 from tidebox.api.dataplane.exec import seconds_of
 from tidebox.api.dataplane.paths import Target
 from tidebox.api.dataplane.rendering import Renderer, shown_end
-from tidebox.broker.sandboxes.processes import Process, Reader
-from tidebox.broker.sandboxes.sandbox import Access
+from tidebox.broker.sandboxes.processes import ManagedProcess, OutputReader
+from tidebox.broker.sandboxes.sandbox import SandboxAccess
 from tidebox.errors import (
     BoxGone,
     Busy,
@@ -46,7 +46,7 @@ class ProgramConnection(Connection):
 
     def __init__(self, desk: Desk, scope: Scope, target: Target, send: Send) -> None:
         super().__init__(desk, scope, target, send)
-        self._reader: Reader | None = None
+        self._reader: OutputReader | None = None
         """Of the program that runs."""
         self._delivering: asyncio.Task[None] | None = None
         self._acknowledging: asyncio.Task[None] | None = None
@@ -73,7 +73,7 @@ class ProgramConnection(Connection):
         elif isinstance(request, Start):
             await self._start(request)
 
-    def _running(self) -> Process | None:
+    def _running(self) -> ManagedProcess | None:
         """The program that a frame is for; none if that was sent before its end was known to the client."""
         if self._reader is None and self._delivering is None:
             raise Conflict("no program was started on this connection")
@@ -116,14 +116,14 @@ class ProgramConnection(Connection):
             self._acknowledging = asyncio.get_running_loop().create_task(acknowledging, name="dataplane input")
         self._delivering = asyncio.get_running_loop().create_task(self._deliver(reader), name="dataplane")
 
-    def _found(self, access: Access, process_id: str) -> Process:
+    def _found(self, access: SandboxAccess, process_id: str) -> ManagedProcess:
         process = self._desk.processes.find(access.sandbox.id, process_id)
         if not process.detachable:
             raise NotFound("this sandbox has no program of that id", field="process_id")
         access.require(process.capability)
         return process
 
-    async def _started(self, access: Access, request: Start) -> Reader:
+    async def _started(self, access: SandboxAccess, request: Start) -> OutputReader:
         given, env = request.words()
         if given is None and self._target.operation == "exec/ws":
             raise InvalidRequest("command: give one", field="command")
@@ -154,7 +154,7 @@ class ProgramConnection(Connection):
             process.put_input(b"", eof=True)
         return reader
 
-    async def _deliver(self, reader: Reader) -> None:
+    async def _deliver(self, reader: OutputReader) -> None:
         """Send what the program writes, and its end."""
         try:
             await self._deliver_all(reader)
@@ -164,7 +164,7 @@ class ProgramConnection(Connection):
             _log.error("unexpected_failure", request_id=context_of(self._scope).request_id, exc_info=error)
             await self._close(INTERNAL_ERROR)
 
-    async def _deliver_all(self, reader: Reader) -> None:
+    async def _deliver_all(self, reader: OutputReader) -> None:
         process = reader.process
         renderer = Renderer(with_offsets=process.detachable)
         try:
@@ -188,7 +188,7 @@ class ProgramConnection(Connection):
         await reader.close()
         return None
 
-    async def _acknowledge(self, process: Process, before: int) -> None:
+    async def _acknowledge(self, process: ManagedProcess, before: int) -> None:
         """Tell how much input the program takes: a client who counts never has so much under way that it is in the
         way of other frames."""
         taken = before
@@ -206,5 +206,5 @@ class ProgramConnection(Connection):
         if self._reader is not None:
             await self._reader.close()
 
-    def _record_process(self, access: Access, event: str, outcome: str, process: Process) -> None:
+    def _record_process(self, access: SandboxAccess, event: str, outcome: str, process: ManagedProcess) -> None:
         self._record(access, event, outcome, process_id=process.id, capability=process.capability.value)

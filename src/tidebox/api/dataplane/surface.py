@@ -28,8 +28,8 @@ from tidebox.api.ranges import ByteRange, parse_range
 from tidebox.api.rates import RateLimiter
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.sandboxes.files import SandboxFiles
-from tidebox.broker.sandboxes.processes import Processes
-from tidebox.broker.sandboxes.sandbox import Access, Gate, Inside
+from tidebox.broker.sandboxes.processes import ProcessTable
+from tidebox.broker.sandboxes.sandbox import Gate, SandboxAccess, SandboxOperations
 from tidebox.errors import FileOperationFailed, InvalidRequest, NotFound, TideboxError, Unauthorized
 from tidebox.model.limits import KIB
 from tidebox.model.sandbox import Capability
@@ -44,7 +44,9 @@ _MAX_FIELDS_BYTES = 64 * KIB
 class Exchange:
     """One request whose sender may do what is asked, and its answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, access: Access, query: Mapping[str, str]) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, access: SandboxAccess, query: Mapping[str, str]
+    ) -> None:
         self.scope = scope
         self.receive = receive
         self.access = access
@@ -58,7 +60,7 @@ class Exchange:
         """What it is called in logs."""
         return context_of(self.scope).request_id
 
-    def use(self) -> AbstractAsyncContextManager[Inside]:
+    def use(self) -> AbstractAsyncContextManager[SandboxOperations]:
         """The sandbox, in use for this request."""
         return self.access.sandbox.use(self.request_id)
 
@@ -117,7 +119,7 @@ class DataplaneSurface:
     def __init__(
         self,
         gate: Gate,
-        processes: Processes,
+        processes: ProcessTable,
         audit: Audit,
         rates: RateLimiter,
         metrics: Metrics,

@@ -11,7 +11,7 @@ import structlog
 from tidebox.api.asgi import Scope, Send, context_of
 from tidebox.api.dataplane.connections import INTERNAL_ERROR, NORMAL, POLICY, Connection, Desk, revoked
 from tidebox.api.dataplane.paths import Target
-from tidebox.broker.sandboxes.sandbox import Access, Watch
+from tidebox.broker.sandboxes.sandbox import SandboxAccess, Watch
 from tidebox.errors import CapabilityDenied, Conflict, TideboxError, Unauthorized
 from tidebox.files.watching import Change, Kind
 from tidebox.model.launch import WORKSPACE
@@ -95,7 +95,7 @@ class WatchConnection(Connection):
             waiting.cancel()
 
     @property
-    def _current(self) -> Access:
+    def _current(self) -> SandboxAccess:
         assert self._access is not None
         return self._access
 

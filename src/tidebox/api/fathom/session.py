@@ -16,7 +16,7 @@ from tidebox.api.fathom.outbox import MAX_DATA_BYTES, Outbox
 from tidebox.api.fathom.requests import Refused, parse, refuse_oversized
 from tidebox.api.rates import RateLimiter
 from tidebox.broker.broker import Broker
-from tidebox.broker.runs.ephemeral import Execution
+from tidebox.broker.runs.ephemeral import EphemeralExecution
 from tidebox.errors import Busy, ExecFailed, InvalidRequest, TideboxError, UnknownLanguage
 from tidebox.model.events import Event, Output, Started, StreamName
 from tidebox.model.languages import Languages
@@ -70,7 +70,7 @@ class _Run:
 
     def __init__(self, id: str, order: Order, outbox: Outbox) -> None:
         self.id = id
-        self.execution: Execution | None = None
+        self.execution: EphemeralExecution | None = None
         self._order = order
         self._outbox = outbox
         self._streams: dict[StreamName, TextStream] = {"stdout": TextStream(), "stderr": TextStream()}

@@ -41,7 +41,7 @@ def make_surface(services: Services) -> Surface:
             paths.UPLOAD_PATH: settings.max_upload_mb * MIB + _FORM_BYTES,
         },
         describe=lambda document: _describe(document, services),
-        ready=services.broker.taken_up,
+        ready=services.broker.recovered,
     )
 
 
@@ -51,7 +51,7 @@ def make_admin_surface(services: Services) -> Surface:
         name="rest",
         matches=lambda scope: paths.is_admin(scope["path"]),
         routes=_make_admin_router,
-        ready=services.broker.taken_up,
+        ready=services.broker.recovered,
     )
 
 
@@ -64,7 +64,7 @@ def make_stream_surface(services: Services) -> Surface:
         app=Deferred(lambda: _make_stream(services)),
         kinds=frozenset({"websocket"}),
         needs_credential=lambda path: False,
-        ready=services.broker.taken_up,
+        ready=services.broker.recovered,
     )
 
 

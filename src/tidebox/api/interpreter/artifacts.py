@@ -30,7 +30,7 @@ from tidebox.api.interpreter.downloads import (
 )
 from tidebox.api.interpreter.runs import RunId
 from tidebox.api.services import Services
-from tidebox.broker.storage.artifacts import Artifacts
+from tidebox.broker.storage.artifacts import RunArtifacts
 from tidebox.errors import InvalidRequest, NotFound
 from tidebox.model.artifact import Artifact
 from tidebox.model.moments import iso_time
@@ -240,7 +240,7 @@ class _ZipAnswer(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _zipped(artifacts: Artifacts, found: list[Artifact]) -> AsyncGenerator[bytes]:
+async def _zipped(artifacts: RunArtifacts, found: list[Artifact]) -> AsyncGenerator[bytes]:
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
         for artifact in found:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tidebox.broker.storage.log_frames import Frame, Gap
+from tidebox.broker.storage.log_frames import Gap, LogFrame
 from tidebox.errors import TideboxError
 from tidebox.model.events import EgressSeen, Output, Preparing
 from tidebox.model.limits import MIB
@@ -48,7 +48,7 @@ class _Truncated(msgspec.Struct):
     seq: int
 
 
-def render(item: Frame | Gap) -> bytes:
+def render(item: LogFrame | Gap) -> bytes:
     """The frame of an entry, or the note that entries are missing."""
     if isinstance(item, Gap):
         data = {

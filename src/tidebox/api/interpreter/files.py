@@ -22,7 +22,7 @@ from tidebox.api.interpreter.multipart import FormUpload
 from tidebox.api.interpreter.requests import InlineFile
 from tidebox.api.interpreter.sources import GitRequest
 from tidebox.broker.runs.planning import inline_files
-from tidebox.broker.storage.uploads import Upload, Uploaded
+from tidebox.broker.storage.uploads import IncomingUpload, UploadResult
 from tidebox.broker.storage.workspace_store import KeptFile
 from tidebox.errors import InvalidRequest, PayloadTooLarge
 from tidebox.files.kinds import HEAD_BYTES, content_type
@@ -87,7 +87,7 @@ class UploadAnswer(BaseModel):
     commit: str | None = None
 
     @classmethod
-    def of(cls, session_id: str, uploaded: Uploaded) -> Self:
+    def of(cls, session_id: str, uploaded: UploadResult) -> Self:
         """What was ``uploaded`` into a session."""
         return cls(
             session_id=session_id,
@@ -143,7 +143,7 @@ class WorkspaceAnswer(BaseModel):
 
 _EXAMPLE = UploadAnswer.of(
     "ses-4k2m8x0q7c1v9b3n5z6a",
-    Uploaded(bytes_received=29, file_count=1, ignored_count=0, workspace_bytes=29, workspace_files=1),
+    UploadResult(bytes_received=29, file_count=1, ignored_count=0, workspace_bytes=29, workspace_files=1),
 )
 
 
@@ -265,14 +265,14 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def _receive_form(request: Request, content_type: str, upload: Upload, expand: bool) -> None:
+async def _receive_form(request: Request, content_type: str, upload: IncomingUpload, expand: bool) -> None:
     form = FormUpload(content_type, upload, expand=expand)
     async for chunk in _chunks(request):
         await form.feed(chunk)
     await form.finish()
 
 
-async def _receive_archive(request: Request, upload: Upload, kind: ArchiveKind) -> None:
+async def _receive_archive(request: Request, upload: IncomingUpload, kind: ArchiveKind) -> None:
     part = upload.part("archive", kind)
     async for chunk in _chunks(request):
         await part.write(chunk)
@@ -295,7 +295,7 @@ async def _receive_json(request: Request, limit: int) -> FilesRequest:
         raise RequestValidationError([{**item, "loc": ("body", *item["loc"])} for item in found]) from None
 
 
-def _take_inline(upload: Upload, body: FilesRequest) -> None:
+def _take_inline(upload: IncomingUpload, body: FilesRequest) -> None:
     if not body.files:
         raise InvalidRequest("give files or a repository", field="files")
     upload.ignore += body.ignore

@@ -15,8 +15,8 @@ from tidebox.api.common import CallerDep, ServicesDep, errors
 from tidebox.api.interpreter import envelope
 from tidebox.api.interpreter.runs import RunId
 from tidebox.api.ranges import ByteRange, parse_range
-from tidebox.broker.runs.log_hub import Reader
-from tidebox.broker.storage.log_frames import Frame, Gap
+from tidebox.broker.runs.log_hub import LogReader
+from tidebox.broker.storage.log_frames import Gap, LogFrame
 from tidebox.broker.storage.log_store import Extent, StoredLog
 from tidebox.model.events import Output
 
@@ -157,14 +157,14 @@ async def _slices(log: StoredLog, extents: list[Extent], wanted: ByteRange) -> A
 # JSON lines: frames as the stream has them.
 
 
-def _lines(reader: Reader, stream: StreamChoice | None, part: tuple[ByteRange, int] | None) -> Response:
+def _lines(reader: LogReader, stream: StreamChoice | None, part: tuple[ByteRange, int] | None) -> Response:
     body = _rendered(reader, stream, lines=True)
     if part is None:
         return _Answer(body, reader.close, LINES)
     return _Answer(_cut(body, part[0]), reader.close, LINES, length=part[0].length, part=part)
 
 
-async def _measured(reader: Reader, stream: StreamChoice | None, asked: str) -> tuple[ByteRange, int] | None:
+async def _measured(reader: LogReader, stream: StreamChoice | None, asked: str) -> tuple[ByteRange, int] | None:
     """Which part of the lines is asked for, of how much."""
     try:
         size = sum([len(piece) async for piece in _rendered(reader, stream, lines=True)])
@@ -185,15 +185,15 @@ async def _cut(body: AsyncIterator[bytes], wanted: ByteRange) -> AsyncIterator[b
             return
 
 
-async def _rendered(reader: Reader, stream: StreamChoice | None, lines: bool) -> AsyncIterator[bytes]:
+async def _rendered(reader: LogReader, stream: StreamChoice | None, lines: bool) -> AsyncIterator[bytes]:
     while batch := await reader.read():
         piece = b"".join([_render(item, stream, lines) for item in batch])
         if piece:
             yield piece
 
 
-def _render(item: Frame | Gap, stream: StreamChoice | None, lines: bool) -> bytes:
-    output = item.entry if isinstance(item, Frame) and isinstance(item.entry, Output) else None
+def _render(item: LogFrame | Gap, stream: StreamChoice | None, lines: bool) -> bytes:
+    output = item.entry if isinstance(item, LogFrame) and isinstance(item.entry, Output) else None
     if output is not None and stream not in (None, output.stream):
         return b""
     if lines:

@@ -8,7 +8,7 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from tidebox.broker.storage.uploads import Part, Upload
+from tidebox.broker.storage.uploads import IncomingUpload, UploadPart
 from tidebox.errors import InvalidRequest, PayloadTooLarge
 from tidebox.files.names import shown
 from tidebox.files.staging import archive_kind
@@ -21,7 +21,7 @@ _IGNORE = "ignore"
 class FormUpload:
     """Feeds the files of a form to an upload."""
 
-    def __init__(self, content_type: str, upload: Upload, *, expand: bool) -> None:
+    def __init__(self, content_type: str, upload: IncomingUpload, *, expand: bool) -> None:
         _, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
         if not boundary:
@@ -32,7 +32,7 @@ class FormUpload:
         self._headers: dict[bytes, bytes] = {}
         self._header = b""
         self._value = b""
-        self._part: Part | None = None
+        self._part: UploadPart | None = None
         self._field: str | None = None
         self._field_bytes = bytearray()
         self._whole = False

@@ -20,7 +20,7 @@ from tidebox.api.interpreter.run_answers import CancelAnswer, RunAnswer, RunList
 from tidebox.api.interpreter.signing import stream_url
 from tidebox.api.packages import check_packages
 from tidebox.api.services import Services
-from tidebox.broker.runs.planning import RunOrder, inline_files, packages_of_session
+from tidebox.broker.runs.planning import RequestedRun, inline_files, packages_of_session
 from tidebox.broker.runs.stdin import StdinRules
 from tidebox.errors import Forbidden, InvalidRequest
 from tidebox.model import policy
@@ -80,8 +80,8 @@ async def create_run(
     )
 
 
-def _order(services: Services, caller: Caller, body: RunRequest) -> RunOrder:
-    return RunOrder(
+def _order(services: Services, caller: Caller, body: RunRequest) -> RequestedRun:
+    return RequestedRun(
         spec_version=body.spec_version,
         command=body.command,
         asked=policy.Request(
@@ -165,7 +165,7 @@ async def show_run(
     """Where a run is, and what became of it."""
     run = await services.broker.runs.get(caller, run_id)
     if wait_sec and not run.phase.terminal:
-        run = await services.broker.runs.settled(run, wait_sec)
+        run = await services.broker.runs.wait_finished(run, wait_sec)
     takes_input = services.broker.runs.takes_input(run)
     return RunAnswer.of(run, log_stream_url=stream_url(request, services, run.id), takes_input=takes_input)
 
@@ -217,5 +217,5 @@ async def list_runs(
 async def cancel_run(run_id: RunId, services: ServicesDep, caller: CallerDep) -> CancelAnswer:
     """Ask for the end of a run: SIGTERM, and SIGKILL after the grace. One that is over stays as it is."""
     before = await services.broker.runs.cancel(caller, run_id)
-    run = await services.broker.runs.settled(before, _CANCEL_WAIT_SECONDS)
+    run = await services.broker.runs.wait_finished(before, _CANCEL_WAIT_SECONDS)
     return CancelAnswer(**dict(RunAnswer.of(run)), cancel_requested=not before.phase.terminal)

@@ -22,8 +22,8 @@ from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
 from tidebox.api.interpreter import envelope
 from tidebox.api.interpreter.paths import run_of_stream
 from tidebox.api.services import Services
-from tidebox.broker.runs.log_hub import Reader
-from tidebox.broker.storage.log_frames import Frame
+from tidebox.broker.runs.log_hub import LogReader
+from tidebox.broker.storage.log_frames import LogFrame
 from tidebox.errors import InvalidRequest, ShuttingDown, TideboxError, Unauthorized
 from tidebox.model.log import Ended, Heartbeat
 from tidebox.model.principal import ADMIN_ROLE, Caller, Principal
@@ -131,7 +131,7 @@ def _place(query: Mapping[str, str]) -> tuple[int | None, bool]:
 class _Stream:
     """One client of one log."""
 
-    def __init__(self, services: Services, caller: Caller, run_id: str, reader: Reader, send: Send) -> None:
+    def __init__(self, services: Services, caller: Caller, run_id: str, reader: LogReader, send: Send) -> None:
         self._services = services
         self._runs = services.broker.runs
         self._caller = caller
@@ -176,7 +176,7 @@ class _Stream:
                 await self._send({"type": "websocket.send", "text": text, MORE: more})
                 if not more:
                     held_back = 0
-                if isinstance(item, Frame):
+                if isinstance(item, LogFrame):
                     self._seq = item.seq
                     ended = isinstance(item.entry, Ended)
                     if isinstance(item.entry, Heartbeat):

@@ -34,7 +34,7 @@ _RETRY_SECONDS = 1.0
 _NAME = re.compile(r"audit-(\d{4}-\d{2}-\d{2})-(\d{4})\.jsonl")
 
 
-class Record(NamedTuple):
+class AuditRecord(NamedTuple):
     """One event as it was recorded."""
 
     time: float
@@ -44,7 +44,7 @@ class Record(NamedTuple):
     fields: Mapping[str, Any]
 
 
-def render(record: Record) -> bytes:
+def render(record: AuditRecord) -> bytes:
     """The line of an event."""
     caller = record.caller
     line = {
@@ -90,7 +90,7 @@ class AuditFiles:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._turn_page(_today())
 
-    def write(self, records: list[Record]) -> None:
+    def write(self, records: list[AuditRecord]) -> None:
         """Append ``records``. What did not fit on the disk is written before anything else by the next call."""
         self._unwritten += b"".join(map(render, records))
         today = _today()
@@ -168,7 +168,7 @@ class Audit:
         self._files = AuditFiles(directory, retention_days=retention_days, max_file_bytes=max_file_bytes)
         self._max_backlog = max_backlog
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
-        self._pending: list[Record] = []
+        self._pending: list[AuditRecord] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
         self._failing = False
@@ -185,13 +185,13 @@ class Audit:
 
     def record(self, event: str, caller: Caller, outcome: str, **fields: Any) -> None:
         """Record that ``event`` happened; ``fields`` name what it happened to."""
-        self._pending.append(Record(time.time(), event, caller, outcome, fields))
+        self._pending.append(AuditRecord(time.time(), event, caller, outcome, fields))
         if self._timer is None and self._writing is None and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._flush)
 
     def _flush(self) -> None:
         self._timer = None
-        batch: list[Record] = []
+        batch: list[AuditRecord] = []
         if not self._failing:
             batch, self._pending = self._pending, batch
         self._writing = asyncio.get_running_loop().run_in_executor(self._thread, self._files.write, batch)
@@ -236,7 +236,7 @@ class Audit:
         finally:
             self._thread.shutdown(wait=False)
 
-    def _write_last(self, batch: list[Record]) -> None:
+    def _write_last(self, batch: list[AuditRecord]) -> None:
         try:
             self._files.write(batch)
         finally:

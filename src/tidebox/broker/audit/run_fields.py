@@ -1,4 +1,4 @@
-"""What the audit log says of a run: under which rules it ran and what became of it, never its program or output."""
+"""Audit fields of a run: its rules and its outcome, never its program or output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether something may start now, must wait, or is refused: rules only, no clock and no state."""
+"""Admission control: start now, queue, or refuse. Pure rules, no clock and no state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What runs and waits at this moment, of everybody and of the user who asks."""
+    """How many programs run and wait now, in total and of the requesting user."""
 
     active: int
     queued: int
@@ -41,8 +41,8 @@ class Demand:
     user_queued: int
 
 
-class Verdict(enum.Enum):
-    """What becomes of a request that is not refused."""
+class AdmissionDecision(enum.Enum):
+    """The decision on a request that is not refused."""
 
     START = "start"
     QUEUE = "queue"
@@ -64,16 +64,16 @@ def has_slot(capacity: Capacity, active: int, user_active: int) -> bool:
     return active < capacity.max_concurrent and (own is None or user_active < own)
 
 
-def admit(capacity: Capacity, demand: Demand, *, may_start: bool = True) -> Verdict:
+def admit(capacity: Capacity, demand: Demand, *, may_start: bool = True) -> AdmissionDecision:
     """Start, queue, or refuse with ``Overloaded``.
 
-    Whoever has a slot free does not look at the queue: those who wait there wait for a slot they may not have yet.
+    A request with a free slot does not look at the queue: those who wait there wait for a slot they may not have yet.
     ``may_start`` is False for one that has to wait for another of its lane whatever is free.
     """
     if may_start and has_slot(capacity, demand.active, demand.user_active):
-        return Verdict.START
+        return AdmissionDecision.START
     if demand.queued >= capacity.queue_max:
         raise Overloaded("every slot is taken and the queue is full", scope="server")
     if demand.user_queued >= capacity.own_places:
         raise Overloaded("you have as much waiting as one user may have", scope="user")
-    return Verdict.QUEUE
+    return AdmissionDecision.QUEUE

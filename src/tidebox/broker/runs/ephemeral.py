@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from tidebox.broker.internal_errors import internal_error
-from tidebox.broker.run_metrics import Meter
-from tidebox.broker.runs.scheduler import Place, Scheduler, Ticket
+from tidebox.broker.run_metrics import RunMetrics
+from tidebox.broker.runs.scheduler import Scheduler, Ticket, TicketState
 from tidebox.errors import QueueExpired, ShuttingDown, TideboxError
 from tidebox.model.ids import new_id
 from tidebox.model.order import Ending, Order, Sink
@@ -22,7 +22,7 @@ _NEVER_STARTED = Ending(
 )
 
 
-class Execution:
+class EphemeralExecution:
     """A program that was accepted: what a surface holds of it."""
 
     def __init__(
@@ -33,8 +33,8 @@ class Execution:
         *,
         runner: Runner,
         scheduler: Scheduler,
-        meter: Meter,
-        on_over: Callable[[Execution], None],
+        metrics: RunMetrics,
+        on_over: Callable[[EphemeralExecution], None],
     ) -> None:
         self.id = new_id("ex")
         self.caller = caller
@@ -43,7 +43,7 @@ class Execution:
         self._sink = sink
         self._runner = runner
         self._scheduler = scheduler
-        self.meter = meter
+        self.metrics = metrics
         self._on_over = on_over
         self._cancel = Switch()
         self.over = Switch()
@@ -74,14 +74,14 @@ class Execution:
 
     def cancel(self) -> None:
         """End it: at once if it waits for a slot, else by TERM and, after a grace, KILL. May be called at any time."""
-        if self.ticket.place is Place.QUEUED:
-            self._scheduler.leave(self.ticket)
+        if self.ticket.state is TicketState.QUEUED:
+            self._scheduler.release(self.ticket)
             self._finish(_NEVER_STARTED)
         else:
             self._cancel.set()
 
     def shut_down(self) -> None:
-        """Cancel it because the server ends, which is not what its caller wanted and is told to him as an error."""
+        """Cancel it because the server ends, which its caller did not want and is told as an error."""
         self._shut_down = True
         self.cancel()
 
@@ -92,7 +92,7 @@ class Execution:
             await asyncio.wait((self._task,))
 
     def _begin(self) -> None:
-        self.meter.started(self.ticket.waited)
+        self.metrics.started(self.ticket.waited)
         self._task = asyncio.get_running_loop().create_task(self._run(), name=self.id)
 
     def _expire(self) -> None:
@@ -108,7 +108,7 @@ class Execution:
             ended = error
         except Exception as error:
             ended = internal_error("an execution", error)
-        self._scheduler.leave(self.ticket)
+        self._scheduler.release(self.ticket)
         self._finish(ended)
 
     def _finish(self, ended: Ending | TideboxError) -> None:

@@ -1,4 +1,4 @@
-"""The journaled door: runs that are found again, also by a server that was started later.
+"""Journaled runs: stored, idempotent, and recovered by a server that is started later.
 
 A run is accepted in one transaction of the store, together with its idempotency key and its user's quota, before its
 caller hears of it. From then on it is owed an end: a worker of this server brings it there, or the next server does,
@@ -20,12 +20,12 @@ import msgspec
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.audit.run_fields import audited
 from tidebox.broker.internal_errors import internal_error
-from tidebox.broker.run_metrics import Meter
-from tidebox.broker.runs.log_hub import Channel, Hub, Reader
+from tidebox.broker.run_metrics import RunMetrics
+from tidebox.broker.runs.log_hub import LogChannel, LogHub, LogReader
 from tidebox.broker.runs.quotas import Quotas, day_of
-from tidebox.broker.runs.run_files import Keeper
-from tidebox.broker.runs.run_plan import Work, decode_work, encode_work
-from tidebox.broker.runs.scheduler import Place, Scheduler
+from tidebox.broker.runs.run_files import FileManager
+from tidebox.broker.runs.run_plan import RunPlan, decode_plan, encode_plan
+from tidebox.broker.runs.scheduler import Scheduler, TicketState
 from tidebox.broker.runs.stdin import StdinFeed
 from tidebox.broker.runs.worker import Worker
 from tidebox.broker.storage.log_store import StoredLog
@@ -77,7 +77,7 @@ _RESTARTED = Conclusion(
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What the caller of ``submit`` is told."""
+    """The result of ``submit``."""
 
     run: Run
     """The run as it was when it was accepted."""
@@ -107,11 +107,11 @@ class Runs(Resident):
         store: Store,
         scheduler: Scheduler,
         audit: Audit,
-        meter: Meter,
-        hub: Hub,
+        metrics: RunMetrics,
+        hub: LogHub,
         quotas: Quotas,
         retention: Retention,
-        keeper: Keeper,
+        file_manager: FileManager,
         membership: Membership,
         allowlist: Allowlist | None = None,
     ) -> None:
@@ -119,14 +119,14 @@ class Runs(Resident):
         self._store = store
         self._scheduler = scheduler
         self._audit = audit
-        self._meter = meter
+        self._metrics = metrics
         self._hub = hub
         self._quotas = quotas
         self._retention = retention
-        self._keeper = keeper
+        self._file_manager = file_manager
         self._membership = membership
         self._allowlist = allowlist
-        """What programs may reach at most, on this server."""
+        """The upper bound of egress on this server."""
         self._working: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
         self._accepting: set[asyncio.Task[Receipt]] = set()
         self._pruning: asyncio.Task[None] | None = None
@@ -135,7 +135,7 @@ class Runs(Resident):
         """Runs that may be in the store without anybody having been told."""
 
     async def start(self) -> None:
-        """Take up what an earlier server of this node left."""
+        """Recover the runs that an earlier server of this node left."""
         await self.recover(self._membership.owner)
         self._pruning = asyncio.get_running_loop().create_task(self._prune(), name="prune")
 
@@ -145,9 +145,9 @@ class Runs(Resident):
         """Take up the unfinished runs of this node."""
         for run, work in await self._store.recover_runs(owner):
             async with self._or_ended(run, _RESTARTED):
-                await self._take_up(run, work)
+                await self._recover_run(run, work)
 
-    async def _take_up(self, run: Run, work: bytes | None) -> None:
+    async def _recover_run(self, run: Run, work: bytes | None) -> None:
         if run.phase is Phase.RUNNING or work is None:
             # Some of it has been seen by its readers: it cannot be done again as if it had not.
             following = await self._store.advance_run(run, ended(_RESTARTED, time.time()))
@@ -162,12 +162,12 @@ class Runs(Resident):
         await self._queue(run, work)
 
     async def _queue(self, run: Run, work: bytes) -> None:
-        worker = self._new_worker(run.user, self._under_current_rules(decode_work(work)), run.facts.session_id)
+        worker = self._new_worker(run.user, self._under_current_rules(decode_plan(work)), run.facts.session_id)
         channel = await self._hub.resume(run.id, begins_at=run.first_seq)
         self._scheduler.reenter(worker.ticket)
         self._carry_out(worker, run, channel)
 
-    def _under_current_rules(self, work: Work) -> Work:
+    def _under_current_rules(self, work: RunPlan) -> RunPlan:
         """Work that an earlier server accepted, under the allow-list of this one."""
         return work if work.egress is None else replace(work, egress=work.egress.under(self._allowlist))
 
@@ -195,7 +195,7 @@ class Runs(Resident):
     async def stop(self) -> None:
         """End what has begun. What waits cannot begin while the store is away, and may still be this node's own."""
         for worker, _ in list(self._working.values()):
-            if worker.ticket.place is Place.ACTIVE:
+            if worker.ticket.state is TicketState.ACTIVE:
                 worker.kill(NODE_LOST)
 
     async def abandon(self) -> None:
@@ -207,7 +207,7 @@ class Runs(Resident):
 
     # What surfaces ask for.
 
-    async def submit(self, caller: Caller, facts: RunFacts, work: Work, claim: Claim | None = None) -> Receipt:
+    async def submit(self, caller: Caller, facts: RunFacts, work: RunPlan, claim: Claim | None = None) -> Receipt:
         """Accept a run, or answer a repeated request as the first one was.
 
         Raises ``Overloaded``, ``QuotaExceeded``, ``IdempotencyConflict``, ``StoreUnavailable`` or ``ShuttingDown``,
@@ -258,8 +258,8 @@ class Runs(Resident):
             self._require_here(run)
         return run
 
-    async def settled(self, run: Run, within: float) -> Run:
-        """A run as it is when this server has nothing more to do with it, or after so many seconds."""
+    async def wait_finished(self, run: Run, within: float) -> Run:
+        """Wait up to ``within`` seconds until the run has finished here; return it as it is then."""
         working = self._working.get(run.id)
         if working is None:
             return run
@@ -289,7 +289,7 @@ class Runs(Resident):
         worker = self._working[run.id][0] if run.id in self._working else None
         return worker is not None and worker.stdin is not None and worker.stdin.open
 
-    async def read_log(self, caller: Caller, run_id: str, seq: int | None = None, *, tail: bool = False) -> Reader:
+    async def read_log(self, caller: Caller, run_id: str, seq: int | None = None, *, tail: bool = False) -> LogReader:
         """A reader of a run's log, from ``seq``, from the oldest entry kept, or with ``tail`` from now on."""
         run = await self.get(caller, run_id)
         self._require_here(run)
@@ -299,7 +299,7 @@ class Runs(Resident):
         self._audit.record("sandbox.run.log_read", caller, "allowed", run_id=run_id)
         return reader
 
-    async def read_log_so_far(self, caller: Caller, run_id: str, seq: int | None = None) -> Reader:
+    async def read_log_so_far(self, caller: Caller, run_id: str, seq: int | None = None) -> LogReader:
         """A reader of what is in a run's log now, from ``seq`` or from its beginning; it waits for nothing."""
         run = await self.get(caller, run_id)
         self._require_here(run)
@@ -356,19 +356,19 @@ class Runs(Resident):
 
     # How a run is accepted.
 
-    async def _submit(self, caller: Caller, facts: RunFacts, work: Work, claim: Claim | None) -> Receipt:
+    async def _submit(self, caller: Caller, facts: RunFacts, work: RunPlan, claim: Claim | None) -> Receipt:
         try:
             self._audit.check()
             return await self._accept(caller, facts, work, claim)
         except TideboxError as error:
-            self._meter.of(facts.runtime).refused(error)
+            self._metrics.for_runtime(facts.runtime).refused(error)
             self._audit.record("sandbox.run.refused", caller, error.code, runtime=facts.runtime)
             raise
 
-    async def _accept(self, caller: Caller, facts: RunFacts, work: Work, claim: Claim | None) -> Receipt:
+    async def _accept(self, caller: Caller, facts: RunFacts, work: RunPlan, claim: Claim | None) -> Receipt:
         if self._refusing:
             raise ShuttingDown("the server is shutting down")
-        encoded = encode_work(work)
+        encoded = encode_plan(work)
         now = time.time()
         valid_after = now - self._retention.claims
         if claim is not None and (prior := await self._store.answered(claim, valid_after)) is not None:
@@ -377,7 +377,7 @@ class Runs(Resident):
         worker = self._new_worker(caller.principal.user, work, facts.session_id)
         # A slot, or a place in the queue, before the run exists: what exists can be run.
         self._scheduler.enter(worker.ticket)
-        has_slot = worker.ticket.place is Place.ACTIVE
+        has_slot = worker.ticket.state is TicketState.ACTIVE
         run = Run(
             id=new_id("run"),
             caller=caller,
@@ -399,13 +399,13 @@ class Runs(Resident):
         try:
             prior = await self._created(creation)
         except BaseException:
-            self._scheduler.leave(worker.ticket)
+            self._scheduler.release(worker.ticket)
             raise
         if prior is not None:
-            self._scheduler.leave(worker.ticket)
+            self._scheduler.release(worker.ticket)
             return _repeated(prior)
         self._audit.record("sandbox.run.created", caller, "accepted", **audited(run))
-        self._meter.of(facts.runtime).accepted()
+        self._metrics.for_runtime(facts.runtime).accepted()
         self._record(run)
         self._carry_out(worker, run, self._hub.open(run.id))
         return Receipt(run, expected_wait=None if has_slot else self._scheduler.expected_wait())
@@ -434,23 +434,23 @@ class Runs(Resident):
                     self._record(following)
             self._in_doubt.discard(run_id)
 
-    def _new_worker(self, user: str, work: Work, session_id: str | None) -> Worker:
+    def _new_worker(self, user: str, work: RunPlan, session_id: str | None) -> Worker:
         # Runs of a session share its workspace, so they take turns.
         return Worker(
             user,
             work,
             lane=session_id,
-            keeper=self._keeper,
+            file_manager=self._file_manager,
             runner=self._runner,
             store=self._store,
             scheduler=self._scheduler,
-            meter=self._meter.of(work.spec.runtime),
+            metrics=self._metrics.for_runtime(work.spec.runtime),
             on_step=self._record,
             on_packages=self._record_packages,
             on_egress=self._record_egress,
         )
 
-    def _carry_out(self, worker: Worker, run: Run, channel: Channel) -> None:
+    def _carry_out(self, worker: Worker, run: Run, channel: LogChannel) -> None:
         if run.phase is Phase.QUEUED:
             channel.publish(PhaseChanged(run.phase))
         worker.attach(run, channel)

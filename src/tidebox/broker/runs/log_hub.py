@@ -1,4 +1,4 @@
-"""The logs of runs while they are made, for any number of readers.
+"""Run logs while they are written, for any number of readers; readers resume at a number.
 
 A channel is the log of one run. It numbers the entries, and nobody else does; keeps the newest of them within a number
 of bytes; hands them on to the file of the log; and ends once. A reader is a place in that history: it holds next to
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tidebox.broker.output_log import OutputLog
-from tidebox.broker.storage.log_frames import Frame, Gap
+from tidebox.broker.storage.log_frames import Gap, LogFrame
 from tidebox.broker.storage.log_store import LogSink, LogStore, StoredLog
 from tidebox.model.log import Ended, Heartbeat, LogEntry
 from tidebox.model.run import Reason, Run
@@ -28,17 +28,17 @@ from tidebox.model.run import Reason, Run
 _BATCH_BYTES = 128 * 1024
 
 
-class Reader(Protocol):
-    """A place in the log of a run."""
+class LogReader(Protocol):
+    """A reader's position in the log of a run."""
 
-    async def read(self) -> list[Frame | Gap]:
-        """What was appended since the last call, waiting for something if nothing was; empty when the log is over."""
+    async def read(self) -> list[LogFrame | Gap]:
+        """Return entries after the reader's position, waiting for at least one; empty when the log is over."""
 
     async def close(self) -> None:
         """Read no more."""
 
 
-class Channel(OutputLog[Frame]):
+class LogChannel(OutputLog[LogFrame]):
     """The log of one run."""
 
     def __init__(self, *, max_bytes: int, last_seq: int = 0, begins_at: int = 1, file: LogSink | None = None) -> None:
@@ -58,11 +58,11 @@ class Channel(OutputLog[Frame]):
         """The number of the newest entry."""
         return self.stop
 
-    def publish(self, entry: LogEntry) -> Frame:
+    def publish(self, entry: LogEntry) -> LogFrame:
         """Append an entry."""
         if self.over:
             raise RuntimeError("the log has ended")
-        frame = Frame(self.stop + 1, entry)
+        frame = LogFrame(self.stop + 1, entry)
         self.append(frame)
         if self._file is not None and not isinstance(entry, Ended):
             self._file.append(frame)
@@ -92,7 +92,7 @@ class Channel(OutputLog[Frame]):
         if self._file is not None:
             await self._file.close()
 
-    def frames_from(self, seq: int, size: int) -> list[Frame]:
+    def frames_from(self, seq: int, size: int) -> list[LogFrame]:
         """Entries in memory from ``seq`` on, about ``size`` bytes of them and at least one if there is any."""
         return self.read(seq - 1, size)
 
@@ -107,7 +107,7 @@ class Channel(OutputLog[Frame]):
     ) -> ChannelReader:
         """A reader that begins at ``seq``; without one at the oldest entry kept, or with ``tail`` at the next.
 
-        Whoever reads a log that is over gets its end, whatever he asks for.
+        A reader of a log that is over gets its end, whatever position it asks for.
         """
         latest = self.last_seq if self.over and self.start < self.stop else self.last_seq + 1
         if tail:
@@ -124,7 +124,7 @@ class ChannelReader:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: LogChannel,
         seq: int,
         files: LogStore | None,
         run_id: str,
@@ -141,8 +141,8 @@ class ChannelReader:
         """The number of the entry it will read next."""
         channel.readers += 1
 
-    async def read(self) -> list[Frame | Gap]:
-        """What was appended since the last call, waiting for something if nothing was; empty when the log is over."""
+    async def read(self) -> list[LogFrame | Gap]:
+        """Return entries after the reader's position, waiting for at least one; empty when the log is over."""
         channel = self._channel
         while self.next_seq > channel.last_seq:
             if channel.over:
@@ -157,7 +157,7 @@ class ChannelReader:
         self._live = True
         return self._following(channel.frames_from(self.next_seq, _BATCH_BYTES))
 
-    def _following(self, frames: list[Frame]) -> list[Frame | Gap]:
+    def _following(self, frames: list[LogFrame]) -> list[LogFrame | Gap]:
         found = _with_gaps(self.next_seq, frames, self._channel.begins_at)
         if frames:
             self.next_seq = frames[-1].seq + 1
@@ -166,7 +166,7 @@ class ChannelReader:
             self.next_seq = self._channel.first_seq
         return found
 
-    async def _from_file(self) -> list[Frame]:
+    async def _from_file(self) -> list[LogFrame]:
         if self._files is None:
             return []
         # What left the memory just now may still be on its way.
@@ -203,11 +203,11 @@ class StoredReader:
         self._last = 0
         self._over = False
 
-    async def read(self) -> list[Frame | Gap]:
-        """What follows; empty when the log is over."""
+    async def read(self) -> list[LogFrame | Gap]:
+        """Return the next entries; empty when the log is over."""
         if self._over:
             return []
-        frames: list[Frame] = []
+        frames: list[LogFrame] = []
         if self._log is not None and not self._tail:
             frames = await self._log.read_from(self._next, _BATCH_BYTES)
         if frames:
@@ -218,7 +218,7 @@ class StoredReader:
         self._over = True
         if not self._run.phase.terminal:
             return []
-        return [Frame(await self._end_seq(), Ended(self._run))]
+        return [LogFrame(await self._end_seq(), Ended(self._run))]
 
     async def _end_seq(self) -> int:
         if not self._last and self._log is not None:
@@ -239,11 +239,11 @@ class StoredReader:
             await log.close()
 
 
-def _with_gaps(following: int, frames: list[Frame], first: int) -> list[Frame | Gap]:
+def _with_gaps(following: int, frames: list[LogFrame], first: int) -> list[LogFrame | Gap]:
     """Frames of a log that begins at ``first``, with a note wherever some are missing, from ``following`` on."""
     if not frames or frames[-1].seq - following + 1 == len(frames):
         return list(frames)
-    found: list[Frame | Gap] = []
+    found: list[LogFrame | Gap] = []
     for frame in frames:
         if frame.seq > following:
             found.append(Gap(following, frame.seq, first))
@@ -252,7 +252,7 @@ def _with_gaps(following: int, frames: list[Frame], first: int) -> list[Frame | 
     return found
 
 
-class Hub:
+class LogHub:
     """The channels of runs that go on, and of the last ones that ended."""
 
     def __init__(
@@ -272,8 +272,8 @@ class Hub:
         self._kept_channels = kept_channels
         self._heartbeat_seconds = heartbeat_seconds
         self._on_drop = on_drop
-        self._open: dict[str, Channel] = {}
-        self._kept: OrderedDict[str, Channel] = OrderedDict()
+        self._open: dict[str, LogChannel] = {}
+        self._kept: OrderedDict[str, LogChannel] = OrderedDict()
         self._size = 0
         self._closing: set[asyncio.Task[None]] = set()
         self._heart: asyncio.Task[None] | None = None
@@ -299,13 +299,13 @@ class Hub:
                 if channel.readers:
                     channel.publish(Heartbeat(now))
 
-    def open(self, run_id: str) -> Channel:
+    def open(self, run_id: str) -> LogChannel:
         """The channel of a new run."""
         file = self.files.new(run_id) if self.files is not None else None
-        channel = self._open[run_id] = Channel(max_bytes=self._buffer_bytes, file=file)
+        channel = self._open[run_id] = LogChannel(max_bytes=self._buffer_bytes, file=file)
         return channel
 
-    async def resume(self, run_id: str, *, begins_at: int = 1) -> Channel:
+    async def resume(self, run_id: str, *, begins_at: int = 1) -> LogChannel:
         """The channel of a run that an earlier server accepted: it goes on where that one stopped.
 
         Of one that another node accepted the log is not here: numbers below ``begins_at`` may have been used there.
@@ -314,16 +314,16 @@ class Hub:
         if self.files is not None:
             file, last_seq = await self.files.resume(run_id)
         last_seq = max(last_seq, begins_at - 1)
-        channel = self._open[run_id] = Channel(
+        channel = self._open[run_id] = LogChannel(
             max_bytes=self._buffer_bytes, last_seq=last_seq, begins_at=begins_at, file=file
         )
         return channel
 
-    def channel(self, run_id: str) -> Channel | None:
+    def channel(self, run_id: str) -> LogChannel | None:
         """The channel of a run, if it is still in memory."""
         return self._open.get(run_id) or self._kept.get(run_id)
 
-    async def reader(self, run: Run, seq: int | None = None, *, tail: bool = False) -> Reader | None:
+    async def reader(self, run: Run, seq: int | None = None, *, tail: bool = False) -> LogReader | None:
         """A reader of a run's log, from ``seq``, from its beginning, or with ``tail`` from now on; None without one."""
         channel = self.channel(run.id)
         if channel is not None:
@@ -340,7 +340,7 @@ class Hub:
             await channel.flush()
         return await self.files.open(run_id) if self.files is not None else None
 
-    async def snapshot(self, run: Run, seq: int | None = None) -> Reader | None:
+    async def snapshot(self, run: Run, seq: int | None = None) -> LogReader | None:
         """A reader of what is in a run's log so far, the end included if there is one; None without logs."""
         log = await self.stored(run.id)
         if self.files is None or (log is None and run.log_bytes):
@@ -364,7 +364,7 @@ class Hub:
         channel.abandon()
         self._let_go(channel)
 
-    def _let_go(self, channel: Channel) -> None:
+    def _let_go(self, channel: LogChannel) -> None:
         closing = asyncio.get_running_loop().create_task(channel.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tidebox.broker.run_metrics import Meter
-from tidebox.broker.runs.log_hub import Channel
+from tidebox.broker.run_metrics import RunMetrics
+from tidebox.broker.runs.log_hub import LogChannel
 from tidebox.model.events import Output, StreamName
 from tidebox.model.log import Truncated
 
@@ -23,9 +23,9 @@ class LogWriter:
     that writes line by line does not cost every reader a frame for each of them.
     """
 
-    def __init__(self, channel: Channel, cap: int, meter: Meter | None = None) -> None:
+    def __init__(self, channel: LogChannel, cap: int, metrics: RunMetrics | None = None) -> None:
         self._channel = channel
-        self._meter = meter or Meter()
+        self._metrics = metrics or RunMetrics()
         self._room = cap
         self._begun: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
         self._gathered: list[tuple[StreamName, bytearray]] = []
@@ -91,10 +91,10 @@ class LogWriter:
             self._channel.publish(Output(stream, piece))
             start += len(piece)
         if kept:
-            self._meter.logged(len(kept))
+            self._metrics.logged(len(kept))
         if len(kept) < len(data) and not self.truncated:
             self.truncated = True
-            self._meter.truncated(LOG_CAP)
+            self._metrics.truncated(LOG_CAP)
             self._channel.publish(Truncated(LOG_CAP))
 
 

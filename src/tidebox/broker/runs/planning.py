@@ -1,4 +1,4 @@
-"""From what a request asks for to what is run: terms, program, files."""
+"""Planning: from a request to the plan of a run: policy, limits, program, files, egress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tidebox.broker.runs.run_plan import Work
+from tidebox.broker.runs.run_plan import RunPlan
 from tidebox.broker.runs.stdin import StdinRules
 from tidebox.errors import InvalidRequest, PayloadTooLarge, PolicyUnsupported, UnknownImage
 from tidebox.files.names import refuse, split_name
@@ -33,8 +33,8 @@ _MAX_INLINE_DEPTH = 10
 
 
 @dataclass(frozen=True, slots=True)
-class User:
-    """Who asks for a run."""
+class Requester:
+    """The user who requests a run."""
 
     name: str
     owner: bool
@@ -42,8 +42,8 @@ class User:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOrder:
-    """What a request for a run asks for, parsed but not yet held against the policy."""
+class RequestedRun:
+    """A request for a run, parsed but not yet checked against the policy."""
 
     spec_version: str
     command: Sequence[str]
@@ -74,8 +74,8 @@ class Planner:
         self._runtimes = runtimes
         self.languages = languages
 
-    def plan(self, order: RunOrder, session: Session | None, user: User) -> tuple[RunFacts, Work]:
-        """What is remembered of a run, and what is done for it."""
+    def plan(self, order: RequestedRun, session: Session | None, user: Requester) -> tuple[RunFacts, RunPlan]:
+        """Return the facts to record of a run, and its plan."""
         if session is not None and order.runtime not in (None, session.runtime):
             raise InvalidRequest(f"the session's runtime is {session.runtime}", field="runtime")
         packages = order.packages if session is None else packages_of_session(session) | order.packages
@@ -107,7 +107,7 @@ class Planner:
             network_policy=terms.network_policy,
             trust_level=terms.trust_level,
         )
-        work = Work(
+        work = RunPlan(
             launch=self._launch(order, env, terms),
             spec=replace(self._spec(runtime.name, image, terms), packages=packages),
             files=order.files,
@@ -126,10 +126,10 @@ class Planner:
         runtime: RuntimeInfo,
         network: str,
         asks: Sequence[EgressAsk | None],
-        user: User,
+        user: Requester,
         former: Allowlist | None = None,
     ) -> BoxEgress | None:
-        """What a box may reach; raises where that cannot be had, or may not be asked for."""
+        """Decide the egress of a box; raises where it is not available or not allowed."""
         given = [ask for ask in asks if ask is not None]
         if network == DENY_ALL:
             if asks[-1] is not None:
@@ -153,7 +153,7 @@ class Planner:
             executable=not self.policy.workspace_noexec,
         )
 
-    def _launch(self, order: RunOrder, env: Mapping[str, str], terms: Terms) -> Launch:
+    def _launch(self, order: RequestedRun, env: Mapping[str, str], terms: Terms) -> Launch:
         if not order.language:
             return plan_command(order.command, env=env)
         name, *arguments = order.command
@@ -174,7 +174,7 @@ class Planner:
             )
         return launch
 
-    def _resolve(self, runtime: str, base_image: str, order: RunOrder) -> tuple[str, str | None]:
+    def _resolve(self, runtime: str, base_image: str, order: RequestedRun) -> tuple[str, str | None]:
         """The image's name as the runtime knows it, and its digest; a run of an unknown one fails when it starts."""
         if order.language and base_image == HOST:
             base_image = self._runtimes.image_with(runtime, self.languages.named(order.language))
@@ -187,7 +187,7 @@ class Planner:
 
 
 def patient(asked: Request, packages: Packages, policy: Policy) -> Request:
-    """What is asked for: packages may have to be fetched first, so a start with some may take as long as any may."""
+    """Return the request, with the longest startup timeout where packages may have to be fetched first."""
     if not packages or asked.startup_timeout_sec is not None:
         return asked
     return replace(asked, startup_timeout_sec=policy.max_startup_timeout_sec)
@@ -200,13 +200,13 @@ def require_layers(runtime: RuntimeInfo, packages: Packages) -> None:
 
 
 def packages_of_session(session: Session) -> Packages:
-    """What all runs of a session have."""
+    """Return the packages of a session."""
     kept = session.policy.get("packages") or {}
     return make_packages(kept.get("python", ()), kept.get("node", ()))
 
 
 def egress_of_session(session: Session) -> EgressAsk | None:
-    """What a session says of where its runs may connect to."""
+    """Return the egress that a session requests for its runs."""
     kept = session.policy.get("egress")
     return None if kept is None else read_ask(kept)
 
@@ -218,7 +218,7 @@ def former_allowlist(session: Session) -> Allowlist | None:
 
 
 def asked_by(session: Session) -> Request:
-    """What a session's runs ask for where they do not say."""
+    """Return the limits that runs of a session default to."""
     kept = session.policy
     return Request(
         cpu=kept.get("cpu"),

@@ -1,4 +1,4 @@
-"""What one user may have: rules only. The store counts, inside the transaction that creates what is one more."""
+"""Quotas of one user: pure rules. The store counts, inside the transaction that creates a run or session."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What is kept of runs and sessions beside their records and logs: files. Bases that keep none."""
+"""Files of runs and sessions, beside their records and logs. Bases without any files."""
 
 from __future__ import annotations
 
-from tidebox.broker.runs.run_plan import Work
+from tidebox.broker.runs.run_plan import RunPlan
 from tidebox.model.run import Run
 from tidebox.runtime.base import BoxFiles
 
@@ -19,22 +19,22 @@ class RunFiles(BoxFiles):
         """Files that were not kept, by the reason."""
 
     async def open(self) -> None:
-        """Take hold of what the box is to be given."""
+        """Acquire the files that the box is given."""
 
     async def close(self) -> None:
-        """Let go of everything; harmless where nothing was opened."""
+        """Release everything; harmless where nothing was opened."""
 
 
-class Keeper:
+class FileManager:
     """The files of all runs and sessions."""
 
     async def start(self) -> None:
-        """Tidy up after an earlier server."""
+        """Clean up after an earlier server."""
 
     async def close(self) -> None:
         """Let go of everything."""
 
-    def run_files(self, run: Run, work: Work) -> RunFiles:
+    def run_files(self, run: Run, plan: RunPlan) -> RunFiles:
         """The files of one run."""
         return RunFiles()
 

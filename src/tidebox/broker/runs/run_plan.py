@@ -1,4 +1,4 @@
-"""The program of a journaled run, in a form that outlives the server that accepted it."""
+"""The plan of a journaled run, serialized in the store, so that it outlives the server that accepted it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tidebox.model.source import GitSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What to run, and the rules that are not the runtime's."""
+class RunPlan:
+    """The program, box and files of a run, and the rules that are not the runtime's."""
 
     launch: Launch
     spec: BoxSpec
@@ -29,7 +29,7 @@ class Work:
     """Where given, the client sends the input while the program runs."""
     startup_timeout: float = STARTUP_SECONDS
     log_cap: int = 10 * MIB
-    """What the program writes beyond is dropped from the log; the program goes on."""
+    """Output beyond this is dropped from the log; the program goes on."""
     cancel_grace: float = CANCEL_GRACE_SECONDS
     """How long a cancelled program may go on after it was told to end."""
     capture_patterns: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Work:
     """Beside ``spec`` until it is run: by then the server's list may be another one."""
 
     def order(self, stdin: AsyncIterator[bytes] | None, user: str = "") -> Order:
-        """What the runtime is told. Output is cut where it is logged, so it is no reason to stop the program."""
+        """Return the order for the runtime. Output is cut where it is logged: it is no reason to stop the program."""
         unlimited = replace(self.spec.limits, output=int(RANGES["output"].high))
         return Order(
             launch=self.launch,
@@ -52,14 +52,14 @@ class Work:
         )
 
 
-def encode_work(work: Work) -> bytes:
+def encode_plan(plan: RunPlan) -> bytes:
     """The bytes a store keeps."""
     try:
-        return msgspec.msgpack.encode(work)
+        return msgspec.msgpack.encode(plan)
     except UnicodeEncodeError as error:
         raise InvalidRequest("text that cannot be encoded", field="command") from error
 
 
-def decode_work(data: bytes) -> Work:
-    """What ``encode_work`` was given."""
-    return msgspec.msgpack.decode(data, type=Work)
+def decode_plan(data: bytes) -> RunPlan:
+    """Decode the bytes of ``encode_plan``."""
+    return msgspec.msgpack.decode(data, type=RunPlan)

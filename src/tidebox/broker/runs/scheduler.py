@@ -1,6 +1,6 @@
-"""Who runs next: a fixed number of slots, and a bounded queue in which users take turns.
+"""The scheduler: a fixed number of slots, and a bounded queue in which users take turns.
 
-A ticket is in one of three places: queued, holding a slot, or gone. Whenever a slot is given back the next one goes
+A ticket is in one of three states: queued, holding a slot, or gone. Whenever a slot is given back the next one goes
 to the user whose turn it is, never to the one who asked most often. Tickets of one lane never hold slots at the same
 time. Nothing here awaits: tickets are told by calls on the event loop, so a request that finds a slot free costs no
 task and no wake-up.
@@ -13,15 +13,15 @@ import enum
 from collections import OrderedDict
 from collections.abc import Callable
 
-from tidebox.broker.runs.admission import Capacity, Demand, Verdict, admit, has_slot
+from tidebox.broker.runs.admission import AdmissionDecision, Capacity, Demand, admit, has_slot
 from tidebox.errors import Overloaded
 
 # How much the newest duration counts in the average from which waiting times are guessed.
 _NEWEST = 0.2
 
 
-class Place(enum.Enum):
-    """Where a ticket is."""
+class TicketState(enum.Enum):
+    """The state of a ticket."""
 
     QUEUED = "queued"
     ACTIVE = "active"
@@ -31,31 +31,31 @@ class Place(enum.Enum):
 class Ticket:
     """A claim to one slot; ``begin`` is called when it has one, ``expire`` when it waited too long."""
 
-    __slots__ = ("user", "lane", "begin", "expire", "place", "entered", "began", "left", "timer")
+    __slots__ = ("user", "lane", "begin", "expire", "state", "entered", "began", "released", "timer")
 
     def __init__(
         self, user: str, begin: Callable[[], None], expire: Callable[[], None], lane: str | None = None
     ) -> None:
         self.user = user
         self.lane = lane
-        """What it must not share with another that holds a slot; None for nothing."""
+        """Tickets of one lane never hold slots at the same time; None is no lane."""
         self.begin = begin
         self.expire = expire
-        self.place = Place.GONE
+        self.state = TicketState.GONE
         self.entered = 0.0
         self.began: float | None = None
-        self.left = 0.0
+        self.released = 0.0
         self.timer: asyncio.TimerHandle | None = None
 
     @property
     def waited(self) -> float:
         """How many seconds it waited for its slot."""
-        return (self.began if self.began is not None else self.left) - self.entered
+        return (self.began if self.began is not None else self.released) - self.entered
 
     @property
     def held(self) -> float:
         """How many seconds it had its slot, after it left; 0 if it never had one."""
-        return self.left - self.began if self.began is not None else 0.0
+        return self.released - self.began if self.began is not None else 0.0
 
 
 class Scheduler:
@@ -67,7 +67,7 @@ class Scheduler:
         self.queued = 0
         self._active_of: dict[str, int] = {}
         self._lanes: set[str] = set()
-        # Users in the order of their turns, each with what he has waiting, oldest first.
+        # Users in the order of their turns, each with their waiting tickets, oldest first.
         self._waiting: OrderedDict[str, dict[Ticket, None]] = OrderedDict()
         self._mean_duration = 1.0
 
@@ -77,12 +77,12 @@ class Scheduler:
         waiting = self._waiting.get(user, ())
         demand = Demand(self.active, self.queued, self._active_of.get(user, 0), len(waiting))
         try:
-            verdict = admit(self.capacity, demand, may_start=ticket.lane not in self._lanes)
+            decision = admit(self.capacity, demand, may_start=ticket.lane not in self._lanes)
         except Overloaded as error:
             error.details["retry_after"] = self.expected_wait()
             raise
         ticket.entered = asyncio.get_running_loop().time()
-        if verdict is Verdict.START:
+        if decision is AdmissionDecision.START:
             self._give_slot(ticket)
         else:
             self._queue(ticket)
@@ -94,7 +94,7 @@ class Scheduler:
         self._fill_slots()
 
     def _give_slot(self, ticket: Ticket) -> None:
-        ticket.place = Place.ACTIVE
+        ticket.state = TicketState.ACTIVE
         ticket.began = asyncio.get_running_loop().time()
         self.active += 1
         self._active_of[ticket.user] = self._active_of.get(ticket.user, 0) + 1
@@ -103,7 +103,7 @@ class Scheduler:
         ticket.begin()
 
     def _queue(self, ticket: Ticket) -> None:
-        ticket.place = Place.QUEUED
+        ticket.state = TicketState.QUEUED
         self._waiting.setdefault(ticket.user, {})[ticket] = None
         self.queued += 1
         ticket.timer = asyncio.get_running_loop().call_later(self.capacity.queue_ttl, self._expire, ticket)
@@ -118,17 +118,17 @@ class Scheduler:
         ticket.timer.cancel()
 
     def _expire(self, ticket: Ticket) -> None:
-        self.leave(ticket)
+        self.release(ticket)
         ticket.expire()
 
-    def leave(self, ticket: Ticket) -> None:
-        """Give up a place in the queue, or give back a slot, which goes to whoever is next."""
-        place, ticket.place = ticket.place, Place.GONE
-        if place is not Place.GONE:
-            ticket.left = asyncio.get_running_loop().time()
-        if place is Place.QUEUED:
+    def release(self, ticket: Ticket) -> None:
+        """Leave the queue, or give back a slot, which goes to the next ticket."""
+        state, ticket.state = ticket.state, TicketState.GONE
+        if state is not TicketState.GONE:
+            ticket.released = asyncio.get_running_loop().time()
+        if state is TicketState.QUEUED:
             self._unqueue(ticket)
-        elif place is Place.ACTIVE:
+        elif state is TicketState.ACTIVE:
             self._take_slot_back(ticket)
             self._fill_slots()
 
@@ -136,9 +136,9 @@ class Scheduler:
         self.active -= 1
         if ticket.lane is not None:
             self._lanes.remove(ticket.lane)
-        left = self._active_of[ticket.user] - 1
-        if left:
-            self._active_of[ticket.user] = left
+        remaining = self._active_of[ticket.user] - 1
+        if remaining:
+            self._active_of[ticket.user] = remaining
         else:
             del self._active_of[ticket.user]
         self._mean_duration += _NEWEST * (ticket.held - self._mean_duration)

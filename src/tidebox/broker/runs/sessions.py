@@ -15,10 +15,10 @@ import msgspec
 
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.internal_errors import internal_error
-from tidebox.broker.run_metrics import Meter
+from tidebox.broker.run_metrics import RunMetrics
 from tidebox.broker.runs.journaled import Runs
 from tidebox.broker.runs.quotas import Quotas
-from tidebox.broker.runs.run_files import Keeper
+from tidebox.broker.runs.run_files import FileManager
 from tidebox.cluster.membership import Membership
 from tidebox.errors import NodeLost, NotFound, StoreUnavailable, TideboxError, WrongNode
 from tidebox.model.idempotency import Answered, Claim
@@ -36,7 +36,7 @@ _REAPER = Caller(Principal("system"), "", "", "reaper")
 
 @dataclass(frozen=True, slots=True)
 class SessionReceipt:
-    """What the caller of ``create`` is told."""
+    """The result of ``create``."""
 
     session: Session
     answered: Answered | None = None
@@ -51,9 +51,9 @@ class Sessions:
         *,
         store: Store,
         audit: Audit,
-        meter: Meter,
+        metrics: RunMetrics,
         runs: Runs,
-        keeper: Keeper,
+        file_manager: FileManager,
         quotas: Quotas,
         claims_kept: float,
         interval: float,
@@ -61,9 +61,9 @@ class Sessions:
     ) -> None:
         self._store = store
         self._audit = audit
-        self._meter = meter
+        self._metrics = metrics
         self._runs = runs
-        self._keeper = keeper
+        self._file_manager = file_manager
         self._quotas = quotas
         self._claims_kept = claims_kept
         self._interval = interval
@@ -72,7 +72,7 @@ class Sessions:
         self._reaper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Take up sessions that have no owner, and begin to look for those whose time is over."""
+        """Recover sessions that have no owner, and start the reaper of expired ones."""
         await self._store.recover_sessions(self._membership.node_id)
         self._reaper = asyncio.get_running_loop().create_task(self._reap(), name="session reaper")
 
@@ -100,7 +100,7 @@ class Sessions:
         prior = await self._store.create_session(creation)
         if prior is not None:
             return SessionReceipt(msgspec.json.decode(prior.response, type=Session), prior)
-        self._meter.of(session.runtime).session_created()
+        self._metrics.for_runtime(session.runtime).session_created()
         self._record("sandbox.session.created", caller, session, "created")
         return SessionReceipt(session)
 
@@ -159,7 +159,7 @@ class Sessions:
     async def _removed(self, session_id: str, verdict: Conclusion) -> None:
         await self._store.close_session(session_id)
         await self._runs.end_session(session_id, verdict)
-        await self._keeper.forget_session(session_id)
+        await self._file_manager.forget_session(session_id)
         await self._store.delete_session(session_id)
 
     async def _reap(self) -> None:

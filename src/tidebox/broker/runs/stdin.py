@@ -12,7 +12,7 @@ from tidebox.errors import Conflict
 
 Number = TypeVar("Number", int, float)
 
-# What may wait for a program that does not read; then whoever sends it waits.
+# Buffered for a program that does not read; beyond that the sender waits.
 _BUFFER_BYTES = 256 * 1024
 
 
@@ -128,7 +128,7 @@ class StdinFeed:
         self._changed.clear()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """What the program reads; idle time counts from the first call on."""
+        """Yield the input of the program; idle time counts from the first call on."""
         self._watch_idle()
         while True:
             while self._chunks:

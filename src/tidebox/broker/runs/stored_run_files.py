@@ -1,4 +1,4 @@
-"""The files of runs: what their boxes are given before the program starts, and what is kept when it is over."""
+"""Files of runs: copied into their boxes before the program starts, workspace and artifacts captured at its end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.internal_errors import internal_error
-from tidebox.broker.runs.run_files import Keeper, RunFiles
-from tidebox.broker.runs.run_plan import Work
-from tidebox.broker.storage.artifacts import Artifacts
+from tidebox.broker.runs.run_files import FileManager, RunFiles
+from tidebox.broker.runs.run_plan import RunPlan
+from tidebox.broker.storage.artifacts import RunArtifacts
 from tidebox.broker.storage.uploads import Uploads
-from tidebox.broker.storage.workspaces import Held, Workspaces
+from tidebox.broker.storage.workspaces import HeldWorkspace, Workspaces
 from tidebox.errors import StoreUnavailable
 from tidebox.model.principal import Caller
 from tidebox.model.run import Run
@@ -26,62 +26,64 @@ _log = logging.getLogger(__name__)
 SWEEP_SECONDS = 900.0
 
 
-class KeptRunFiles(RunFiles):
+class StoredRunFiles(RunFiles):
     """The files of a run that has a session, a repository or artifacts.
 
     A session's workspace is the run's alone from ``open`` to ``close``.
     """
 
-    def __init__(self, run: Run, work: Work, workspaces: Workspaces, artifacts: Artifacts, uploads: Uploads) -> None:
+    def __init__(
+        self, run: Run, plan: RunPlan, workspaces: Workspaces, artifacts: RunArtifacts, uploads: Uploads
+    ) -> None:
         super().__init__()
         self._run = run
-        self._work = work
+        self._plan = plan
         self._workspaces = workspaces
         self._artifacts = artifacts
         self._uploads = uploads
-        self.has_input = run.facts.session_id is not None or work.git is not None
+        self.has_input = run.facts.session_id is not None or plan.git is not None
         self.keep_as = run.facts.session_id or ""
         self._opened = contextlib.AsyncExitStack()
-        self._held: Held | None = None
+        self._workspace: HeldWorkspace | None = None
         self._fetched: Path | None = None
 
     async def open(self) -> None:
         """Hold the workspace of the session and fetch the repository, where the run has them."""
         if self._run.facts.session_id is not None:
-            self._held = await self._workspaces.hold(self._run.facts.session_id)
-            self._opened.callback(self._held.release)
-        if self._work.git is None:
+            self._workspace = await self._workspaces.hold(self._run.facts.session_id)
+            self._opened.callback(self._workspace.release)
+        if self._plan.git is None:
             return
-        fetched = self._uploads.fetched(self._run.user, self._work.git)
-        if self._held is None:
+        fetched = self._uploads.fetched(self._run.user, self._plan.git)
+        if self._workspace is None:
             self._fetched = (await self._opened.enter_async_context(fetched)).tree
         else:
             async with fetched as staged:
-                await self._held.put(staged.tree)
+                await self._workspace.put(staged.tree)
 
     async def copy_in(self, box: Box) -> None:
         """Copy the files into a box whose program was not started yet."""
-        if self._held is not None:
-            await self._held.place(box)
+        if self._workspace is not None:
+            await self._workspace.place(box)
         elif self._fetched is not None:
             await box.place(self._fetched)
 
     def is_in(self, box: Box) -> bool:
         """Whether a box, which served the last run of the session, has the files already."""
-        return self._held is not None and self._held.is_in(box)
+        return self._workspace is not None and self._workspace.is_in(box)
 
     async def collect(self, box: Box) -> None:
         """Keep what a stopped box has: artifacts, and the workspace of the session even where those cannot be kept."""
         try:
-            if self._work.capture_patterns:
-                harvest = await self._artifacts.capture(self._run, box, self._work.capture_patterns)
+            if self._plan.capture_patterns:
+                harvest = await self._artifacts.capture(self._run, box, self._plan.capture_patterns)
                 self.artifact_bytes = harvest.bytes
                 self.left_out.update({f"artifact_{reason}": count for reason, count in harvest.skipped.items()})
         finally:
-            if self._held is not None:
-                await self._held.keep(box)
-                if self._held.left_out:
-                    self.left_out["workspace_kind"] = self._held.left_out
+            if self._workspace is not None:
+                await self._workspace.keep(box)
+                if self._workspace.left_out:
+                    self.left_out["workspace_kind"] = self._workspace.left_out
 
     async def close(self) -> None:
         """Let others have the session's workspace, and remove what was fetched."""
@@ -92,11 +94,11 @@ class KeptRunFiles(RunFiles):
             internal_error("the files of a run", error)
 
 
-class FileKeeper(Keeper):
+class StoredFileManager(FileManager):
     """Gives runs their workspaces and keeps their artifacts."""
 
     def __init__(
-        self, store: Store, workspaces: Workspaces, artifacts: Artifacts, uploads: Uploads, audit: Audit
+        self, store: Store, workspaces: Workspaces, artifacts: RunArtifacts, uploads: Uploads, audit: Audit
     ) -> None:
         self.workspaces = workspaces
         self.artifacts = artifacts
@@ -122,15 +124,15 @@ class FileKeeper(Keeper):
         self.uploads.close()
 
     def read(self, caller: Caller, **what: Any) -> None:
-        """Files of a session or of a run are handed out: write down to whom."""
+        """Audit that files of a session or of a run are read."""
         self._audit.check()
         self._audit.record("sandbox.files.read", caller, "allowed", **what)
 
-    def run_files(self, run: Run, work: Work) -> RunFiles:
+    def run_files(self, run: Run, plan: RunPlan) -> RunFiles:
         """The files of one run."""
-        if run.facts.session_id is None and work.git is None and not work.capture_patterns:
+        if run.facts.session_id is None and plan.git is None and not plan.capture_patterns:
             return RunFiles()
-        return KeptRunFiles(run, work, self.workspaces, self.artifacts, self.uploads)
+        return StoredRunFiles(run, plan, self.workspaces, self.artifacts, self.uploads)
 
     async def forget_session(self, session_id: str) -> None:
         """Remove the files of a session that has no runs any more."""

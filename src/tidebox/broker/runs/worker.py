@@ -1,6 +1,6 @@
 """One journaled run from its place in the queue to its terminal phase.
 
-The worker is the only one that moves its run along: whoever cancels it, or shuts the server down, tells the worker.
+Only the worker advances its run: cancellation and shutdown go through the worker.
 Each step is in the store before anybody hears of it, the last one before the log ends.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tidebox.broker.internal_errors import internal_error
-from tidebox.broker.run_metrics import Meter
-from tidebox.broker.runs.log_hub import Channel
+from tidebox.broker.run_metrics import RunMetrics
+from tidebox.broker.runs.log_hub import LogChannel
 from tidebox.broker.runs.log_writer import LogWriter
-from tidebox.broker.runs.run_files import Keeper, RunFiles
-from tidebox.broker.runs.run_plan import Work
-from tidebox.broker.runs.scheduler import Place, Scheduler, Ticket
+from tidebox.broker.runs.run_files import FileManager, RunFiles
+from tidebox.broker.runs.run_plan import RunPlan
+from tidebox.broker.runs.scheduler import Scheduler, Ticket, TicketState
 from tidebox.broker.runs.stdin import StdinFeed
 from tidebox.errors import QueueExpired, ShuttingDown, StoreInDoubt, StoreUnavailable, TideboxError
 from tidebox.model.events import EgressSeen, Event, Exited, Output, Preparing, Started
@@ -50,8 +50,8 @@ _STARTUP_TIMEOUT = Conclusion(
 )
 
 
-class Fate(enum.Enum):
-    """What becomes of a run that waits for a slot."""
+class QueueOutcome(enum.Enum):
+    """The outcome of waiting for a slot."""
 
     RUNS = "runs"
     EXPIRED = "expired"
@@ -59,8 +59,8 @@ class Fate(enum.Enum):
     LEFT = "left"
 
 
-class _Lost(Exception):
-    """The run is not this worker's any more: it is in another phase, or another's, or its next one cannot be told."""
+class _RunLost(Exception):
+    """The run is no longer this worker's: its phase or owner changed, or its next phase cannot be stored."""
 
 
 class Worker:
@@ -69,48 +69,48 @@ class Worker:
     def __init__(
         self,
         user: str,
-        work: Work,
+        plan: RunPlan,
         *,
         runner: Runner,
         store: Store,
         scheduler: Scheduler,
-        meter: Meter,
+        metrics: RunMetrics,
         on_step: Callable[[Run], None],
         on_packages: Callable[[Run, Packages, str, str | None], None],
         on_egress: Callable[[Run, EgressSeen], None],
-        keeper: Keeper,
+        file_manager: FileManager,
         lane: str | None = None,
     ) -> None:
-        self.work = work
+        self.plan = plan
         self.ticket = Ticket(user, self._begin, self._expire, lane)
         self.stdin: StdinFeed | None = None
         self._runner = runner
         self._store = store
         self._scheduler = scheduler
-        self._meter = meter
+        self._metrics = metrics
         self._on_step = on_step
         self._on_packages = on_packages
         self._on_egress = on_egress
-        self._keeper = keeper
+        self._file_manager = file_manager
         self._files = RunFiles()
         self._verdict: Conclusion | None = None
         self._beginning: asyncio.Task[None] | None = None
-        self._fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
+        self._queue_outcome: asyncio.Future[QueueOutcome] = asyncio.get_running_loop().create_future()
         self._cancel = Switch()
         self._kill = Switch()
         self._shut_down = False
         self._startup: asyncio.Timeout | None = None
         self._image_digest: str | None = None
         self._run: Run | None = None
-        self._channel: Channel | None = None
+        self._channel: LogChannel | None = None
 
     # What others tell it.
 
     def cancel(self) -> None:
         """End the run: at once if it waits for a slot or its program has not begun, else by TERM and then KILL."""
-        if self.ticket.place is Place.QUEUED:
-            self._scheduler.leave(self.ticket)
-            self._decide(Fate.CANCELED)
+        if self.ticket.state is TicketState.QUEUED:
+            self._scheduler.release(self.ticket)
+            self._decide(QueueOutcome.CANCELED)
             return
         self._cancel.set()
         if self._startup is not None and self._startup.when() is not None and not self._startup.expired():
@@ -125,30 +125,30 @@ class Worker:
 
     def abandon(self) -> None:
         """Give up the run, because another node has it: stop its program, and change nothing in the store."""
-        if self.ticket.place is Place.QUEUED:
-            self._scheduler.leave(self.ticket)
-            self._decide(Fate.LEFT)
+        if self.ticket.state is TicketState.QUEUED:
+            self._scheduler.release(self.ticket)
+            self._decide(QueueOutcome.LEFT)
         else:
             self.kill(NODE_LOST)
 
     def shut_down(self) -> None:
         """Cancel because the server ends. One that only waits stays in the queue if the store keeps it."""
         self._shut_down = True
-        if self.ticket.place is Place.QUEUED and self._store.durable:
-            self._scheduler.leave(self.ticket)
-            self._decide(Fate.LEFT)
+        if self.ticket.state is TicketState.QUEUED and self._store.durable:
+            self._scheduler.release(self.ticket)
+            self._decide(QueueOutcome.LEFT)
         else:
             self.cancel()
 
     def _begin(self) -> None:
-        self._decide(Fate.RUNS)
+        self._decide(QueueOutcome.RUNS)
 
     def _expire(self) -> None:
-        self._decide(Fate.EXPIRED)
+        self._decide(QueueOutcome.EXPIRED)
 
-    def _decide(self, fate: Fate) -> None:
-        if not self._fate.done():
-            self._fate.set_result(fate)
+    def _decide(self, outcome: QueueOutcome) -> None:
+        if not self._queue_outcome.done():
+            self._queue_outcome.set_result(outcome)
 
     @property
     def run(self) -> Run | None:
@@ -162,31 +162,31 @@ class Worker:
 
     # What it does.
 
-    def attach(self, run: Run, channel: Channel) -> None:
+    def attach(self, run: Run, channel: LogChannel) -> None:
         """Take charge of a run that is in the store, and of its log."""
         self._run = run
         self._channel = channel
-        if self.work.interactive is not None:
-            self.stdin = StdinFeed(self.work.interactive, self._input_broken)
+        if self.plan.interactive is not None:
+            self.stdin = StdinFeed(self.plan.interactive, self._input_broken)
 
     async def carry_out(self) -> Run | None:
         """Bring the run to its end and return it as it is then; None if its end is not this server's to tell."""
         assert self._run is not None
         assert self._channel is not None
-        log = LogWriter(self._channel, self.work.log_cap, self._meter)
+        log = LogWriter(self._channel, self.plan.log_cap, self._metrics)
         try:
             conclusion = await self._conclusion(self._channel, log)
             if conclusion is None:
                 return None
-            await self._told_of_beginning()
+            await self._wait_running_announced()
             log.flush()
-            self._meter.ended(conclusion, self.ticket.held)
+            self._metrics.ended(conclusion, self.ticket.held)
             if conclusion.usage is not None and conclusion.usage.egress is not None:
-                self._meter.transferred(conclusion.usage.egress)
+                self._metrics.transferred(conclusion.usage.egress)
             if conclusion.phase not in TRANSITIONS[self._run.phase]:
                 # It was over before it was said to have begun.
                 await self._advance(Transition(to=Phase.RUNNING, at=time.time()))
-            # Whoever sees that it is over finds its whole log.
+            # A client that sees the end finds the whole log.
             await self._channel.flush()
             step = ended(
                 conclusion,
@@ -198,7 +198,7 @@ class Worker:
                 image_digest=self._image_digest,
             )
             return await self._advance(step)
-        except _Lost:
+        except _RunLost:
             return None
         finally:
             if self.stdin is not None:
@@ -210,16 +210,16 @@ class Worker:
             self._channel.publish(InputClosed(rule))
             # What was sent against the rule, and after it, is dropped.
             self._channel.publish(Truncated(rule))
-            self._meter.truncated(rule)
+            self._metrics.truncated(rule)
 
-    async def _conclusion(self, channel: Channel, log: LogWriter) -> Conclusion | None:
+    async def _conclusion(self, channel: LogChannel, log: LogWriter) -> Conclusion | None:
         try:
-            fate = await self._fate
-            if fate is Fate.LEFT:
+            outcome = await self._queue_outcome
+            if outcome is QueueOutcome.LEFT:
                 return None
-            if fate is Fate.CANCELED:
+            if outcome is QueueOutcome.CANCELED:
                 return self._canceled()
-            if fate is Fate.EXPIRED:
+            if outcome is QueueOutcome.EXPIRED:
                 return conclusion_of_failure(QueueExpired("no slot became free in time"))
             return await self._execute(channel, log)
         except asyncio.CancelledError:
@@ -227,18 +227,18 @@ class Worker:
             self._shut_down = True
             return self._canceled()
         finally:
-            self._scheduler.leave(self.ticket)
+            self._scheduler.release(self.ticket)
 
     def _canceled(self) -> Conclusion:
         if self._shut_down:
             return conclusion_of_failure(ShuttingDown("the server was shut down"))
         return self._verdict or CANCELED
 
-    async def _execute(self, channel: Channel, log: LogWriter) -> Conclusion:
+    async def _execute(self, channel: LogChannel, log: LogWriter) -> Conclusion:
         assert self._run is not None
         if self._run.phase is Phase.QUEUED:
             await self._advance(Transition(to=Phase.STARTING, at=time.time()))
-        self._meter.started(self.ticket.waited)
+        self._metrics.started(self.ticket.waited)
         channel.publish(PhaseChanged(Phase.STARTING))
 
         async def sink(event: Event) -> None:
@@ -246,14 +246,14 @@ class Worker:
                 if self._startup is not None and not self._startup.expired():
                     self._startup.reschedule(None)
                 # The program does not wait for the store, but what it does is told only after it is known to run.
-                self._beginning = asyncio.get_running_loop().create_task(self._begun(channel, time.time()))
+                self._beginning = asyncio.get_running_loop().create_task(self._announce_running(channel, time.time()))
                 return
             if isinstance(event, Preparing):
                 channel.publish(event)
                 if event.layer is not None:
-                    self._tell_of_packages("built", event.layer)
+                    self._report_packages("built", event.layer)
                 return
-            await self._told_of_beginning()
+            await self._wait_running_announced()
             if isinstance(event, Output):
                 log.write(event.stream, event.data)
             elif isinstance(event, Exited):
@@ -261,26 +261,26 @@ class Worker:
                 # While the box is stopped and measured.
                 channel.hurry()
 
-        order = self.work.order(self.stdin.chunks() if self.stdin is not None else None, self._run.user)
-        startup = asyncio.timeout(self.work.startup_timeout)
+        order = self.plan.order(self.stdin.chunks() if self.stdin is not None else None, self._run.user)
+        startup = asyncio.timeout(self.plan.startup_timeout)
         try:
             async with startup:
                 self._startup = startup
                 if self._cancel.is_set():
                     return self._canceled()
-                self._files = self._keeper.run_files(self._run, self.work)
+                self._files = self._file_manager.run_files(self._run, self.plan)
                 await self._files.open()
-                order = replace(order, kill=self._kill, on_egress=self._tell_of_egress)
+                order = replace(order, kill=self._kill, on_egress=self._report_egress)
                 ending = await self._runner.run(order, sink, self._cancel, self._files)
                 self._image_digest = ending.image_digest
                 if ending.not_started is not None:
-                    await self._told_of_beginning()
+                    await self._wait_running_announced()
                     log.write("stderr", ending.not_started.stderr)
         except TideboxError as error:
-            if isinstance(error, PACKAGE_ERRORS) and self.work.spec.packages:
-                self._tell_of_packages(error.code)
+            if isinstance(error, PACKAGE_ERRORS) and self.plan.spec.packages:
+                self._report_packages(error.code)
             return conclusion_of_failure(error)
-        except _Lost:
+        except _RunLost:
             raise
         except Exception as error:
             if not startup.expired():
@@ -298,34 +298,34 @@ class Worker:
                 exit_code=ending.exit_code,
                 usage=ending.usage,
             )
-        pids = self.work.spec.limits.pids
+        pids = self.plan.spec.limits.pids
         concluded = conclusion_of(ending.outcome, ending.exit_code, ending.signal, ending.usage, pids_limit=pids)
         if ending.outcome is Outcome.COMPILE_FAILED:
             place = f": {ending.place}" if ending.place is not None else ""
             return replace(concluded, message=f"the program could not be compiled{place}")
         return concluded
 
-    def _tell_of_egress(self, seen: EgressSeen) -> None:
+    def _report_egress(self, seen: EgressSeen) -> None:
         assert self._run is not None
         self._on_egress(self._run, seen)
-        self._meter.reached(seen)
-        wanted = self.work.egress is not None and self.work.egress.events
+        self._metrics.reached(seen)
+        wanted = self.plan.egress is not None and self.plan.egress.events
         if wanted and self._channel is not None and not self._channel.over:
             self._channel.publish(seen)
 
-    def _tell_of_packages(self, outcome: str, layer: str | None = None) -> None:
+    def _report_packages(self, outcome: str, layer: str | None = None) -> None:
         assert self._run is not None
-        self._on_packages(self._run, self.work.spec.packages, outcome, layer)
+        self._on_packages(self._run, self.plan.spec.packages, outcome, layer)
 
-    async def _begun(self, channel: Channel, at: float) -> None:
+    async def _announce_running(self, channel: LogChannel, at: float) -> None:
         run = await self._advance(Transition(to=Phase.RUNNING, at=at))
-        self._meter.running(at - run.created_at)
+        self._metrics.running(at - run.created_at)
         channel.publish(PhaseChanged(Phase.RUNNING))
         channel.publish(Began(at))
 
-    async def _told_of_beginning(self) -> None:
+    async def _wait_running_announced(self) -> None:
         if self._beginning is not None:
-            # Whoever is told to stop while it waits leaves the step to be taken all the same.
+            # A waiter that is cancelled leaves the step to be taken all the same.
             await asyncio.shield(self._beginning)
             self._beginning = None
 
@@ -338,21 +338,21 @@ class Worker:
             try:
                 following = await self._store.advance_run(self._run, step)
                 if following is None and in_doubt:
-                    following = await self._found_after(self._run, step)
+                    following = await self._confirm_advance(self._run, step)
             except StoreUnavailable as error:
                 in_doubt = in_doubt or isinstance(error, StoreInDoubt)
                 if self._shut_down:
-                    raise _Lost from None
+                    raise _RunLost from None
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_RETRY_SECONDS)
                 continue
             if following is None:
-                raise _Lost
+                raise _RunLost
             self._run = following
             self._on_step(following)
             return following
 
-    async def _found_after(self, run: Run, step: Transition) -> Run | None:
+    async def _confirm_advance(self, run: Run, step: Transition) -> Run | None:
         """The run as the store has it, if it took that step and only the answer was lost."""
         there = await self._store.run(run.id)
         finished_at = step.at if step.to.terminal else None

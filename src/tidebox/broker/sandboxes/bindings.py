@@ -19,10 +19,10 @@ from typing import Any
 
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.internal_errors import internal_error
-from tidebox.broker.sandboxes.ended_bindings import Endings
-from tidebox.broker.sandboxes.leases import Terms, due
-from tidebox.broker.sandboxes.live_binding import Ask, Held, Mode, Over
-from tidebox.broker.sandboxes.providers.base import Extras, Provider, Providers
+from tidebox.broker.sandboxes.ended_bindings import EndedBindings
+from tidebox.broker.sandboxes.leases import LeaseTerms, due
+from tidebox.broker.sandboxes.live_binding import BindingEnded, BindingMode, BindingRequest, LiveBinding
+from tidebox.broker.sandboxes.providers.base import Provider, Providers, SandboxExtras
 from tidebox.broker.sandboxes.provisioning import Provisioner
 from tidebox.broker.sandboxes.sandbox import LiveSandbox
 from tidebox.cluster.membership import Membership, Resident
@@ -45,7 +45,7 @@ from tidebox.store.base import BindingCreation, Estate, Store
 _RETRY_AFTER_SECONDS = 1.0
 # What is not done by then ends with the runtime.
 _CLOSE_SECONDS = 5.0
-# A scope can be released under whoever asks for it; but not each time.
+# A scope can be released while it is requested; but not each time.
 _TRIES = 5
 
 
@@ -58,7 +58,7 @@ class Bindings(Resident):
         store: Store,
         audit: Audit,
         providers: Providers,
-        terms: Terms,
+        terms: LeaseTerms,
         membership: Membership,
         max_per_user: int | None = None,
         claims_kept: float = 600.0,
@@ -70,10 +70,10 @@ class Bindings(Resident):
         self._provisioner = Provisioner(providers, store, audit, terms, self._having)
         self._max_per_user = max_per_user
         self._claims_kept = claims_kept
-        self._by_scope: dict[Scope, Held] = {}
-        self._by_id: dict[str, Held] = {}
+        self._by_scope: dict[Scope, LiveBinding] = {}
+        self._by_id: dict[str, LiveBinding] = {}
         self._ending: dict[Scope, asyncio.Task[None]] = {}
-        self._endings = Endings(store)
+        self._ended_bindings = EndedBindings(store)
 
     async def start(self) -> None:
         """Take up the bindings that an earlier server of this node left; sandboxes of its own are lost."""
@@ -85,27 +85,27 @@ class Bindings(Resident):
         now = time.time()
         for binding in await self._store.recover_bindings(owner.node_id):
             provider = self.providers.get(binding.provider)
-            keeper = provider if provider is not None and provider.keeps else None
-            # Whoever used one could not say so while there was no server.
+            provider_with_it = provider if provider is not None and provider.durable else None
+            # Users could not renew leases while there was no server.
             left = self.terms.leased(replace(binding, state=SandboxState.FAILED), now)
-            held = Held(left if keeper is not None else replace(left, sandbox_id=None))
-            held.had_sandbox = held.unsaved = True
-            held.recorded.set()
-            self._by_scope[binding.scope] = self._by_id[binding.id] = held
-            if keeper is not None:
-                held.go(SandboxState.PROVISIONING)
-                self._start(held, self._provisioner.resume(held, keeper))
+            live = LiveBinding(left if provider_with_it is not None else replace(left, sandbox_id=None))
+            live.had_sandbox = live.unsaved = True
+            live.recorded.set()
+            self._by_scope[binding.scope] = self._by_id[binding.id] = live
+            if provider_with_it is not None:
+                live.transition(SandboxState.PROVISIONING)
+                self._start(live, self._provisioner.resume(live, provider_with_it))
 
     async def stop(self) -> None:
         """End the sandboxes that are here: their scopes may have others by now. The bindings stay."""
-        for held in list(self._by_id.values()):
-            provider = self.providers.get(held.binding.provider)
-            if held.usable is not None and provider is not None and not provider.keeps:
-                self._provisioner.discard(held.usable)
+        for live in list(self._by_id.values()):
+            provider = self.providers.get(live.binding.provider)
+            if live.usable is not None and provider is not None and not provider.durable:
+                self._provisioner.discard(live.usable)
 
     async def abandon(self) -> None:
         """End every binding here, and nothing in the store: there they have ended, or are another server's."""
-        endings = [self._end(held, keep=True, tell=False) for held in list(self._by_id.values())]
+        endings = [self._end(live, keep=True, record=False) for live in list(self._by_id.values())]
         await asyncio.gather(*endings, return_exceptions=True)
 
     async def inherit(self, estate: Estate) -> None:
@@ -115,7 +115,7 @@ class Bindings(Resident):
 
     async def close(self) -> None:
         """Let go of everything; the bindings stay in the store, and the boxes end with their runtime."""
-        tasks = {held.starting for held in self._by_id.values() if held.starting is not None}
+        tasks = {live.starting for live in self._by_id.values() if live.starting is not None}
         tasks |= {*self._ending.values(), *self._provisioner.closing}
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
@@ -124,77 +124,77 @@ class Bindings(Resident):
     def count(self) -> dict[SandboxState, int]:
         """How many bindings there are in each state."""
         found = dict.fromkeys(SandboxState, 0)
-        for held in self._by_id.values():
-            found[held.binding.state] += 1
+        for live in self._by_id.values():
+            found[live.binding.state] += 1
         return found
 
-    async def obtain(self, caller: Caller, ask: Ask) -> tuple[Held, LiveSandbox]:
+    async def ensure(self, caller: Caller, request: BindingRequest) -> tuple[LiveBinding, LiveSandbox]:
         """The binding of a scope and its sandbox, made where the mode allows it and there is none.
 
         Raises ``NotFound`` or ``Conflict`` as the mode says, ``Forbidden`` for a scope of somebody else,
-        ``SandboxStarting`` where it takes longer than ``ask.wait``, ``QuotaExceeded``, and what keeps a box from being
-        made.
+        ``SandboxStarting`` where it takes longer than ``request.wait``, ``QuotaExceeded``, and the error
+        that keeps a box from being made.
         """
         for _ in range(_TRIES):
             try:
-                held = await self._bound(caller, ask)
-                return held, await self._running(held, ask)
-            except Over:
+                live = await self._bound(caller, request)
+                return live, await self._running(live, request)
+            except BindingEnded:
                 continue
-        raise Conflict("the sandbox is released as often as it is asked for", scope=ask.scope.id)
+        raise Conflict("the sandbox is released as often as it is asked for", scope=request.scope.id)
 
-    def live(self, binding_id: str) -> Held | None:
+    def find(self, binding_id: str) -> LiveBinding | None:
         """The binding of that id, unless it has ended."""
         return self._by_id.get(binding_id)
 
-    def of_scope(self, scope: Scope) -> Held | None:
+    def of_scope(self, scope: Scope) -> LiveBinding | None:
         """The binding of a scope, unless it has ended."""
         return self._by_scope.get(scope)
 
-    def _having(self, sandbox_id: str) -> list[Held]:
-        """The bindings that have a sandbox: one, or some of one user that share it."""
-        return [held for held in self._by_id.values() if held.sandbox is not None and held.sandbox.id == sandbox_id]
+    def _having(self, sandbox_id: str) -> list[LiveBinding]:
+        """Return the bindings of a sandbox: one, or several of one user that share it."""
+        return [live for live in self._by_id.values() if live.sandbox is not None and live.sandbox.id == sandbox_id]
 
-    async def _bound(self, caller: Caller, ask: Ask) -> Held:
-        held = self._by_scope.get(ask.scope)
-        if held is None:
-            if not ask.mode.creates:
-                raise NotFound(f"this {ask.scope.type.value} has no sandbox")
-            return self._begin(caller, ask)
-        self._require_owner(caller, held.binding)
-        if ask.mode is Mode.CREATE_ONLY or (ask.mode.creates and ask.claim is not None):
-            await self._settle(held, ask)
-        return held
+    async def _bound(self, caller: Caller, request: BindingRequest) -> LiveBinding:
+        live = self._by_scope.get(request.scope)
+        if live is None:
+            if not request.mode.creates:
+                raise NotFound(f"this {request.scope.type.value} has no sandbox")
+            return self._begin(caller, request)
+        self._require_owner(caller, live.binding)
+        if request.mode is BindingMode.CREATE_ONLY or (request.mode.creates and request.claim is not None):
+            await self._settle(live, request)
+        return live
 
-    async def _settle(self, held: Held, ask: Ask) -> None:
+    async def _settle(self, live: LiveBinding, request: BindingRequest) -> None:
         """See whether the request is one that was done before; without that nothing can be created twice."""
         replayed = False
-        if ask.claim is not None:
-            await held.recorded.wait()
-            if held.over:
-                raise Over
+        if request.claim is not None:
+            await live.recorded.wait()
+            if live.over:
+                raise BindingEnded
             now = time.time()
             creation = BindingCreation(
-                binding=replace(held.binding, id=new_id("bind"), created_at=now),
-                claim=ask.claim,
+                binding=replace(live.binding, id=new_id("bind"), created_at=now),
+                claim=request.claim,
                 valid_after=now - self._claims_kept,
             )
             bound = await self._store.create_binding(creation)
             if bound.created:
                 # It ended meanwhile: what was written belongs to nobody.
                 await self._store.delete_binding(creation.binding.id)
-                raise Over
+                raise BindingEnded
             replayed = bound.replayed
-        if ask.mode is Mode.CREATE_ONLY and not replayed:
-            raise Conflict(f"this {ask.scope.type.value} has a sandbox already", binding_id=held.binding.id)
+        if request.mode is BindingMode.CREATE_ONLY and not replayed:
+            raise Conflict(f"this {request.scope.type.value} has a sandbox already", binding_id=live.binding.id)
 
-    def _begin(self, caller: Caller, ask: Ask) -> Held:
+    def _begin(self, caller: Caller, request: BindingRequest) -> LiveBinding:
         """Bind a scope that has no binding. Nobody comes in between: the rest is done by a task that all wait for."""
-        candidates, like = self._chosen(caller, ask)
+        candidates, like = self._chosen(caller, request)
         now = time.time()
         binding = Binding(
             id=new_id("bind"),
-            scope=ask.scope,
+            scope=request.scope,
             user=caller.principal.user,
             provider=candidates[0].name,
             state=SandboxState.PROVISIONING,
@@ -204,143 +204,143 @@ class Bindings(Resident):
             expires_at=now + self.terms.hard_ttl,
             node_id=self._membership.owner.node_id,
         )
-        held = Held(binding)
-        self._by_scope[ask.scope] = self._by_id[binding.id] = held
+        live = LiveBinding(binding)
+        self._by_scope[request.scope] = self._by_id[binding.id] = live
         # Known now: when the task gets its turn, the end of this very binding may have begun.
-        self._start(held, self._create(held, candidates, like, ask, self._ending.get(ask.scope)))
-        return held
+        self._start(live, self._create(live, candidates, like, request, self._ending.get(request.scope)))
+        return live
 
-    def _chosen(self, caller: Caller, ask: Ask) -> tuple[list[Provider], LiveSandbox | None]:
+    def _chosen(self, caller: Caller, request: BindingRequest) -> tuple[list[Provider], LiveSandbox | None]:
         """Who may make the sandbox of a new binding; where the hint is good, it is the one that made that sandbox."""
-        candidates = self.providers.preferred(ask.provider)
-        for other in self._having(ask.hint) if ask.hint is not None else ():
+        candidates = self.providers.preferred(request.provider)
+        for other in self._having(request.hint) if request.hint is not None else ():
             maker = self.providers.get(other.binding.provider)
             if other.binding.user == caller.principal.user and other.usable is not None and maker in candidates:
                 assert maker is not None
                 return [maker], other.usable
         return candidates, None
 
-    async def _running(self, held: Held, ask: Ask) -> LiveSandbox:
+    async def _running(self, live: LiveBinding, request: BindingRequest) -> LiveSandbox:
         """The sandbox of a binding, made anew where it is lost."""
-        wait = ask.wait
-        sandbox = held.usable
+        wait = request.wait
+        sandbox = live.usable
         if sandbox is not None:
             return sandbox
-        if held.over:
-            raise Over
-        if held.starting is None:
+        if live.over:
+            raise BindingEnded
+        if live.starting is None:
             self._membership.check()
-            if held.sandbox is not None:
+            if live.sandbox is not None:
                 # It may be known to be gone before it has said so.
-                self._provisioner.lose(held, held.sandbox)
-            held.go(SandboxState.PROVISIONING)
-            candidates = self._provisioner.candidates(held.binding, ask.provider)
-            self._start(held, self._provisioner.provision(held, candidates, extras=_extras(ask)))
-        task = held.starting
+                self._provisioner.lose(live, live.sandbox)
+            live.transition(SandboxState.PROVISIONING)
+            candidates = self._provisioner.candidates(live.binding, request.provider)
+            self._start(live, self._provisioner.provision(live, candidates, extras=_extras(request)))
+        task = live.starting
         assert task is not None
         if wait > 0:
             await asyncio.wait([task], timeout=wait)
         if not task.done() or wait <= 0:
             raise SandboxStarting(
-                "the sandbox is being made", retry_after=_RETRY_AFTER_SECONDS, binding_id=held.binding.id
+                "the sandbox is being made", retry_after=_RETRY_AFTER_SECONDS, binding_id=live.binding.id
             )
         task.result()
-        sandbox = held.usable
+        sandbox = live.usable
         if sandbox is None:
-            raise Over
+            raise BindingEnded
         return sandbox
 
-    def _start(self, held: Held, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, live: LiveBinding, work: Coroutine[Any, Any, None]) -> None:
         def done(task: asyncio.Task[None]) -> None:
-            held.starting = None
-            if held.binding.state is SandboxState.PROVISIONING and not held.over:
-                held.go(SandboxState.FAILED)
+            live.starting = None
+            if live.binding.state is SandboxState.PROVISIONING and not live.over:
+                live.transition(SandboxState.FAILED)
             error = None if task.cancelled() else task.exception()
-            if error is not None and not isinstance(error, (TideboxError, Over)):
+            if error is not None and not isinstance(error, (TideboxError, BindingEnded)):
                 internal_error("the making of a sandbox", error)
 
-        held.starting = asyncio.get_running_loop().create_task(work, name=f"start {held.binding.id}")
-        held.starting.add_done_callback(done)
+        live.starting = asyncio.get_running_loop().create_task(work, name=f"start {live.binding.id}")
+        live.starting.add_done_callback(done)
 
     async def _create(
         self,
-        held: Held,
+        live: LiveBinding,
         candidates: list[Provider],
         like: LiveSandbox | None,
-        ask: Ask,
+        request: BindingRequest,
         before: asyncio.Task[None] | None,
     ) -> None:
         """Let the store know of a new binding, and give it a sandbox; after the end of the scope's last one."""
-        fresh = candidates[0].take() if like is None and not _extras(ask) else None
+        fresh = candidates[0].take() if like is None and not _extras(request) else None
         try:
             if before is not None:
                 await asyncio.wait([before])
-            if held.over:
-                raise Over
-            now = held.binding.created_at
+            if live.over:
+                raise BindingEnded
+            now = live.binding.created_at
             state = SandboxState.ACTIVE if fresh is not None else SandboxState.PROVISIONING
             sandbox_id = fresh.id if fresh is not None else None
             creation = BindingCreation(
-                binding=replace(held.binding, state=state, sandbox_id=sandbox_id),
-                claim=ask.claim,
+                binding=replace(live.binding, state=state, sandbox_id=sandbox_id),
+                claim=request.claim,
                 valid_after=now - self._claims_kept,
                 check=self._check_quota,
             )
             bound = await self._store.create_binding(creation)
-            if bound.binding.node_id != held.binding.node_id:
+            if bound.binding.node_id != live.binding.node_id:
                 raise Conflict(
-                    f"another server has the sandbox of this {held.binding.scope.type.value}: ask that one",
+                    f"another server has the sandbox of this {live.binding.scope.type.value}: ask that one",
                     node_id=bound.binding.node_id,
                 )
             if not bound.created:
                 # One whose end the store could not be told of.
-                self._by_id.pop(held.binding.id, None)
-                self._endings.taken_back(bound.binding.id)
-                held.binding = replace(held.binding, id=bound.binding.id)
-                if not held.over:
-                    self._by_id[held.binding.id] = held
-            held.recorded.set()
+                self._by_id.pop(live.binding.id, None)
+                self._ended_bindings.withdraw(bound.binding.id)
+                live.binding = replace(live.binding, id=bound.binding.id)
+                if not live.over:
+                    self._by_id[live.binding.id] = live
+            live.recorded.set()
             taken, fresh = fresh, None
-            await self._provisioner.provision(held, candidates, taken, like, _extras(ask))
+            await self._provisioner.provision(live, candidates, taken, like, _extras(request))
         except BaseException:
             if fresh is not None:
                 self._provisioner.discard(fresh)
-            if not held.over:
-                await asyncio.shield(self._end(held, keep=False, started=False))
+            if not live.over:
+                await asyncio.shield(self._end(live, keep=False, started=False))
             raise
         finally:
-            held.recorded.set()
+            live.recorded.set()
 
-    def _check_quota(self, held: int) -> None:
+    def _check_quota(self, live: int) -> None:
         limit = self._max_per_user
-        if limit is not None and held >= limit:
+        if limit is not None and live >= limit:
             raise QuotaExceeded(f"no more than {limit} sandboxes for one user", quota="sandboxes", limit=limit)
 
     async def get(self, caller: Caller, binding_id: str) -> Binding:
         """A binding of the caller's own; an admin may see any."""
-        held = await self.found(caller, binding_id, admin=True)
-        in_use = held.usable is not None and held.usable.in_use
-        return replace(held.binding, active_at=time.time()) if in_use else held.binding
+        live = await self.get_live(caller, binding_id, admin=True)
+        in_use = live.usable is not None and live.usable.in_use
+        return replace(live.binding, active_at=time.time()) if in_use else live.binding
 
     def list(self, caller: Caller, *, everybody: bool = False) -> list[Binding]:
         """The bindings of the caller that live here, newest first; for an admin, everybody's."""
         if everybody and not caller.principal.is_admin:
             raise Forbidden("only admins see the sandboxes of others")
         user = caller.principal.user
-        found = [held.binding for held in self._by_id.values() if everybody or held.binding.user == user]
+        found = [live.binding for live in self._by_id.values() if everybody or live.binding.user == user]
         return sorted(found, key=lambda binding: binding.created_at, reverse=True)
 
     def base_url(self, binding: Binding) -> str | None:
         """Where clients reach the sandbox of a binding, if not here."""
-        held = self._by_id.get(binding.id)
-        return held.sandbox.base_url if held is not None and held.sandbox is not None else None
+        live = self._by_id.get(binding.id)
+        return live.sandbox.base_url if live is not None and live.sandbox is not None else None
 
-    async def found(self, caller: Caller, binding_id: str, *, admin: bool = False) -> Held:
-        """A binding that lives and is the caller's own, or that he may see as an ``admin``."""
-        held = self._by_id.get(binding_id)
-        if held is not None:
-            self._require_owner(caller, held.binding, admin=admin)
-            return held
+    async def get_live(self, caller: Caller, binding_id: str, *, admin: bool = False) -> LiveBinding:
+        """A binding that lives and is the caller's own, or that they may see as an ``admin``."""
+        live = self._by_id.get(binding_id)
+        if live is not None:
+            self._require_owner(caller, live.binding, admin=admin)
+            return live
         ended = await self._store.binding(binding_id)
         if ended is None or ended.state is not SandboxState.TERMINATED:
             raise NotFound("there is no such binding", binding_id=binding_id)
@@ -353,45 +353,45 @@ class Bindings(Resident):
 
     async def release(self, caller: Caller, binding_id: str) -> Binding:
         """End a binding, and its sandbox with everything in it; every token is dead at once."""
-        held = self._by_id.get(binding_id)
-        if held is None:
+        live = self._by_id.get(binding_id)
+        if live is None:
             raise NotFound("there is no such binding", binding_id=binding_id)
-        self._require_owner(caller, held.binding, admin=True)
-        await asyncio.shield(self._end(held, keep=False))
-        return held.binding
+        self._require_owner(caller, live.binding, admin=True)
+        await asyncio.shield(self._end(live, keep=False))
+        return live.binding
 
     async def release_sandbox(self, caller: Caller, sandbox_id: str) -> Binding:
         """The same, by the sandbox."""
         having = self._having(sandbox_id)
         if not having:
             raise NotFound("there is no such sandbox", sandbox_id=sandbox_id)
-        ended = [await self.release(caller, held.binding.id) for held in having]
+        ended = [await self.release(caller, live.binding.id) for live in having]
         return ended[0]
 
     async def end_scope(self, caller: Caller, scope: Scope) -> Binding | None:
         """Remove what belonged to a thread, say, that has ended."""
-        held = self._by_scope.get(scope)
-        if held is None:
+        live = self._by_scope.get(scope)
+        if live is None:
             if (ending := self._ending.get(scope)) is not None:
                 await asyncio.shield(ending)
             return None
-        return await self.release(caller, held.binding.id)
+        return await self.release(caller, live.binding.id)
 
-    def _end(self, held: Held, *, keep: bool, started: bool = True, tell: bool = True) -> asyncio.Task[None]:
+    def _end(self, live: LiveBinding, *, keep: bool, started: bool = True, record: bool = True) -> asyncio.Task[None]:
         """Begin to end a binding; ``keep`` lets it be known for a while that there was one.
 
-        ``started`` is false for whoever is making its sandbox, and so cannot be waited for; ``tell`` is false where the
-        store is not to be told.
+        ``started`` is false for the task that makes its sandbox, which cannot wait for itself; ``record`` is false
+        where the store is not to be told.
         """
-        if held.ending is None:
-            scope = held.binding.scope
+        if live.ending is None:
+            scope = live.binding.scope
             before = self._ending.get(scope)
-            held.ending = asyncio.get_running_loop().create_task(self._ended(held, keep, started, tell, before))
+            live.ending = asyncio.get_running_loop().create_task(self._ended(live, keep, started, record, before))
             self._by_scope.pop(scope, None)
-            self._by_id.pop(held.binding.id, None)
-            self._ending[scope] = held.ending
-            held.ending.add_done_callback(lambda task: self._end_of_ending(scope, task))
-        return held.ending
+            self._by_id.pop(live.binding.id, None)
+            self._ending[scope] = live.ending
+            live.ending.add_done_callback(lambda task: self._end_of_ending(scope, task))
+        return live.ending
 
     def _end_of_ending(self, scope: Scope, task: asyncio.Task[None]) -> None:
         if self._ending.get(scope) is task:
@@ -401,50 +401,50 @@ class Bindings(Resident):
             internal_error("the end of a sandbox", error)
 
     async def _ended(
-        self, held: Held, keep: bool, started: bool, tell: bool, before: asyncio.Task[None] | None
+        self, live: LiveBinding, keep: bool, started: bool, record: bool, before: asyncio.Task[None] | None
     ) -> None:
-        if started and held.starting is not None:
-            await asyncio.wait([held.starting])
+        if started and live.starting is not None:
+            await asyncio.wait([live.starting])
         if before is not None:
             await asyncio.wait([before])
-        held.go(SandboxState.TERMINATED)
-        ended = replace(held.binding, active_at=time.time()) if keep else None
+        live.transition(SandboxState.TERMINATED)
+        ended = replace(live.binding, active_at=time.time()) if keep else None
         try:
-            if tell:
-                await self._endings.tell(held.binding.id, ended)
+            if record:
+                await self._ended_bindings.save(live.binding.id, ended)
         finally:
-            await self._provisioner.end(held)
+            await self._provisioner.end(live)
 
-    async def look(self) -> None:
-        """See to what time has brought about: idle and expired sandboxes, and what the store was not told yet."""
+    async def reap(self) -> None:
+        """Suspend idle sandboxes, end expired ones, and retry what could not be saved in the store."""
         now = time.time()
-        for held in list(self._by_id.values()):
-            if held.starting is None and not held.over:
-                await self._see_to(held, now)
-        await self._endings.look()
+        for live in list(self._by_id.values()):
+            if live.starting is None and not live.over:
+                await self._see_to(live, now)
+        await self._ended_bindings.retry()
 
-    async def _see_to(self, held: Held, now: float) -> None:
-        sandbox = held.sandbox
-        following = due(held.binding, self.terms, now, in_use=sandbox is not None and sandbox.in_use)
+    async def _see_to(self, live: LiveBinding, now: float) -> None:
+        sandbox = live.sandbox
+        following = due(live.binding, self.terms, now, in_use=sandbox is not None and sandbox.in_use)
         if following is SandboxState.TERMINATED:
-            self._provisioner.record("sandbox.access.expired", held.binding, "expired")
-            await asyncio.shield(self._end(held, keep=True))
+            self._provisioner.record("sandbox.access.expired", live.binding, "expired")
+            await asyncio.shield(self._end(live, keep=True))
             return
-        if sandbox is not None and not sandbox.in_use and self._provisioner.is_gone(held.binding):
-            await self._provisioner.give_up(held, sandbox)
+        if sandbox is not None and not sandbox.in_use and self._provisioner.is_gone(live.binding):
+            await self._provisioner.give_up(live, sandbox)
         elif following is SandboxState.SUSPENDED:
             # Somebody may need it, or it may be lost, while it is frozen.
-            usable = held.usable
-            if usable is not None and await usable.suspend() and held.binding.state is SandboxState.IDLE:
-                held.go(SandboxState.SUSPENDED)
+            usable = live.usable
+            if usable is not None and await usable.suspend() and live.binding.state is SandboxState.IDLE:
+                live.transition(SandboxState.SUSPENDED)
         elif following is SandboxState.IDLE:
-            held.go(SandboxState.IDLE)
+            live.transition(SandboxState.IDLE)
             if sandbox is not None:
-                sandbox.doubted()
-        if held.unsaved and not held.over:
-            held.unsaved = False
-            await self._store.save_binding(held.binding)
+                sandbox.verify_idle()
+        if live.unsaved and not live.over:
+            live.unsaved = False
+            await self._store.save_binding(live.binding)
 
 
-def _extras(ask: Ask) -> Extras:
-    return Extras(ask.packages, ask.egress)
+def _extras(request: BindingRequest) -> SandboxExtras:
+    return SandboxExtras(request.packages, request.egress)

@@ -24,7 +24,7 @@ _PERMISSIONS = 0o7777
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredFile:
     """A file that was uploaded, or what has come of it."""
 
     path: str
@@ -39,7 +39,7 @@ class SandboxFiles(abc.ABC):
 
     @abc.abstractmethod
     async def stat(self, path: str) -> FileInfo:
-        """What is at ``path``: of a symbolic link, the link itself."""
+        """Return the metadata of ``path``: of a symbolic link, of the link itself."""
 
     @abc.abstractmethod
     async def list(self, path: str) -> tuple[str, list[FileInfo]]:
@@ -66,7 +66,7 @@ class SandboxFiles(abc.ABC):
         """So many bytes of a regular file."""
 
     @abc.abstractmethod
-    async def upload(self, path: str, body: AsyncIterator[bytes], mode: int | None = None) -> Stored:
+    async def upload(self, path: str, body: AsyncIterator[bytes], mode: int | None = None) -> StoredFile:
         """Replace a file by ``body``, at once and as a whole.
 
         Without ``mode`` a file that is replaced keeps its permissions.
@@ -75,13 +75,13 @@ class SandboxFiles(abc.ABC):
     # Uploads in several parts. What has come is kept beside the target until all is there.
 
     @abc.abstractmethod
-    async def uploaded(self, path: str, upload_id: str) -> Stored:
-        """What has come."""
+    async def uploaded(self, path: str, upload_id: str) -> StoredFile:
+        """Return the bytes received so far."""
 
     @abc.abstractmethod
     async def append(
         self, path: str, upload_id: str, body: AsyncIterator[bytes], *, offset: int, mode: int | None = None
-    ) -> Stored:
+    ) -> StoredFile:
         """Take what follows the first ``offset`` bytes; what has come then.
 
         Raises ``Conflict`` with the right ``offset`` where another number of bytes has come.
@@ -92,7 +92,7 @@ class SandboxFiles(abc.ABC):
         """All ``size`` bytes have come: put them in the place of the target."""
 
     @abc.abstractmethod
-    async def discard(self, path: str, upload_id: str) -> Stored:
+    async def discard(self, path: str, upload_id: str) -> StoredFile:
         """Give an upload up."""
 
 
@@ -103,7 +103,7 @@ class LocalFiles(SandboxFiles):
         self._files = files
 
     async def stat(self, path: str) -> FileInfo:
-        """What is at ``path``."""
+        """Return the metadata of ``path``."""
         return await self._files.stat(await self._without_dots(path))
 
     async def list(self, path: str) -> tuple[str, list[FileInfo]]:
@@ -139,7 +139,7 @@ class LocalFiles(SandboxFiles):
         """So many bytes of a regular file."""
         return self._files.read(path, offset, length)
 
-    async def upload(self, path: str, body: AsyncIterator[bytes], mode: int | None = None) -> Stored:
+    async def upload(self, path: str, body: AsyncIterator[bytes], mode: int | None = None) -> StoredFile:
         """Write ``body`` beside the target, and rename it at its end."""
         temporary = posixpath.join(posixpath.dirname(path), f".{new_id('upload')}")
         if mode is None:
@@ -150,21 +150,21 @@ class LocalFiles(SandboxFiles):
         except BaseException:
             await self._remove_quietly(temporary)
             raise
-        return Stored(await self._without_dots(path), size)
+        return StoredFile(await self._without_dots(path), size)
 
-    async def uploaded(self, path: str, upload_id: str) -> Stored:
-        """What has come."""
+    async def uploaded(self, path: str, upload_id: str) -> StoredFile:
+        """Return the bytes received so far."""
         shown = await self._without_dots(path)
         try:
-            return Stored(shown, (await self._files.stat(_partial(path, upload_id))).size)
+            return StoredFile(shown, (await self._files.stat(_partial(path, upload_id))).size)
         except FileOperationFailed as error:
             if error.errno == errno.ENOENT:
-                return Stored(shown, 0)
+                return StoredFile(shown, 0)
             raise
 
     async def append(
         self, path: str, upload_id: str, body: AsyncIterator[bytes], *, offset: int, mode: int | None = None
-    ) -> Stored:
+    ) -> StoredFile:
         """Take what follows the first ``offset`` bytes."""
         size = (await self.uploaded(path, upload_id)).size
         if offset != size:
@@ -172,16 +172,16 @@ class LocalFiles(SandboxFiles):
         if mode is None:
             mode = await self._mode_of(path)
         size += await self._write(_partial(path, upload_id), body, mode, size)
-        return Stored(await self._without_dots(path), size)
+        return StoredFile(await self._without_dots(path), size)
 
     async def complete(self, path: str, upload_id: str, size: int) -> None:
         """Rename it to its target."""
         await self._files.rename(_partial(path, upload_id), path)
 
-    async def discard(self, path: str, upload_id: str) -> Stored:
+    async def discard(self, path: str, upload_id: str) -> StoredFile:
         """Remove what has come."""
         await self._files.remove(_partial(path, upload_id))
-        return Stored(await self._without_dots(path), 0)
+        return StoredFile(await self._without_dots(path), 0)
 
     async def _without_dots(self, path: str) -> str:
         """The path as it is answered: without ``..``, which leads elsewhere after a link than its text says.

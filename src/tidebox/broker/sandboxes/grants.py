@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.sandboxes.bindings import Bindings
-from tidebox.broker.sandboxes.live_binding import Ask, Held
-from tidebox.broker.sandboxes.processes import Processes
+from tidebox.broker.sandboxes.live_binding import BindingRequest, LiveBinding
+from tidebox.broker.sandboxes.processes import ProcessTable
 from tidebox.broker.sandboxes.reaper import Reaper
-from tidebox.broker.sandboxes.sandbox import Access, Gate, LiveSandbox
+from tidebox.broker.sandboxes.sandbox import Gate, LiveSandbox, SandboxAccess
 from tidebox.errors import BoxGone, CapabilityDenied, Conflict, Expired, Forbidden, SandboxStarting, Unauthorized
 from tidebox.model.ids import new_id
 from tidebox.model.principal import Actor, Caller, Principal
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from tidebox.broker.sandboxes.tokens import Claims, KeyRing
 
 _ANY_USER = ""
-# A sandbox on another server can be released or lost under whoever asks for it; but not each time.
+# A sandbox on another server can be released or lost while it is requested; but not each time.
 _TRIES = 5
 
 
 class Sandboxes(Gate):
-    """Grants access to sandboxes, and lets in whoever was granted it."""
+    """Grants access to sandboxes by signed tokens, and authorizes the holders of tokens."""
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class Sandboxes(Gate):
         keys: Callable[[], KeyRing],
         capabilities: CapabilityPolicy,
         bind_address: bool = False,
-        look_interval: float = 5.0,
+        reap_interval: float = 5.0,
     ) -> None:
         """``keys`` blocks, and loads cryptography; ``bind_address`` ties tokens to the address of who asked."""
         self.bindings = bindings
         self.terms = bindings.terms
-        self.processes = Processes()
+        self.processes = ProcessTable()
         self._audit = audit
         self._load_keys = keys
         self._keys: KeyRing | None = None
@@ -71,8 +71,8 @@ class Sandboxes(Gate):
         """How many tokens were given out."""
         self._ended_threads: dict[tuple[str, str], float] = {}
         self._handed_out: dict[bytes, Claims] = {}
-        """What tokens of other servers mean here, by their digest."""
-        self._reaper = Reaper(self._look, look_interval)
+        """Claims of tokens of other servers, by the digest of the token."""
+        self._reaper = Reaper(self._reap, reap_interval)
 
     @property
     def keys(self) -> KeyRing:
@@ -95,67 +95,67 @@ class Sandboxes(Gate):
         await self._reaper.close()
         await self.bindings.close()
 
-    async def grant(self, caller: Caller, ask: Ask) -> Grant:
-        """Access to the sandbox of a scope; raises what ``Bindings.obtain`` does, and ``CapabilityDenied``."""
+    async def grant(self, caller: Caller, request: BindingRequest) -> Grant:
+        """Access to the sandbox of a scope; raises what ``Bindings.ensure`` does, and ``CapabilityDenied``."""
         self._audit.check()
-        capabilities = self._capabilities.granted(caller.principal, ask.actor, ask.capabilities)
-        self.bindings.providers.preferred(ask.provider)
-        before = self.bindings.of_scope(ask.scope)
+        capabilities = self._capabilities.granted(caller.principal, request.actor, request.capabilities)
+        self.bindings.providers.preferred(request.provider)
+        before = self.bindings.of_scope(request.scope)
         waited = before is not None and before.usable is None
-        held, grant = await self._obtained(caller, ask, capabilities)
-        held.last = (ask.actor, ask.capabilities)
-        recreated = held.recreated and (waited or not held.told)
-        held.told = True
+        live, grant = await self._obtained(caller, request, capabilities)
+        live.last_grant = (request.actor, request.capabilities)
+        recreated = live.recreated and (waited or not live.recreation_reported)
+        live.recreation_reported = True
         if grant.thread_id is not None:
             self._ended_threads.pop((caller.principal.user, grant.thread_id), None)
             self._ended_threads.pop((_ANY_USER, grant.thread_id), None)
         return replace(grant, recreated=recreated)
 
     async def _obtained(
-        self, caller: Caller, ask: Ask, capabilities: frozenset[Capability], tries: int = _TRIES
-    ) -> tuple[Held, Grant]:
-        held, sandbox = await self.bindings.obtain(caller, ask)
-        thread_id = ask.thread_id or held.binding.thread_id
+        self, caller: Caller, request: BindingRequest, capabilities: frozenset[Capability], tries: int = _TRIES
+    ) -> tuple[LiveBinding, Grant]:
+        live, sandbox = await self.bindings.ensure(caller, request)
+        thread_id = request.thread_id or live.binding.thread_id
         try:
-            return held, await self._minted(held, sandbox, caller, ask.actor, capabilities, thread_id)
+            return live, await self._minted(live, sandbox, caller, request.actor, capabilities, thread_id)
         except BoxGone:
-            if tries <= 1 and held.over:
-                raise Conflict("the sandbox is released as often as it is asked for", scope=ask.scope.id) from None
+            if tries <= 1 and live.over:
+                raise Conflict("the sandbox is released as often as it is asked for", scope=request.scope.id) from None
             if tries <= 1:
                 raise
-        return await self._obtained(caller, ask, capabilities, tries - 1)
+        return await self._obtained(caller, request, capabilities, tries - 1)
 
     async def _minted(
         self,
-        held: Held,
+        live: LiveBinding,
         sandbox: LiveSandbox,
         caller: Caller,
         actor: Actor,
         capabilities: frozenset[Capability],
         thread_id: str | None,
     ) -> Grant:
-        """A fresh token; whoever gets one needs the sandbox."""
+        """Sign a fresh token, and renew the lease: who gets a token needs the sandbox."""
         from tidebox.broker.sandboxes.tokens import Claims
 
-        epoch = held.epoch
-        leave = await sandbox.admit(actor, capabilities)
-        if held.over or held.usable is not sandbox:
+        epoch = live.epoch
+        leave = await sandbox.issue_pass(actor, capabilities)
+        if live.over or live.usable is not sandbox:
             raise BoxGone("the sandbox is gone", sandbox_id=sandbox.id)
         now = time.time()
-        held.binding = self.terms.leased(held.binding, now)
+        live.binding = self.terms.leased(live.binding, now)
         if not sandbox.in_use and not sandbox.frozen:
-            held.used()
+            live.mark_used()
         if leave is not None and not (capabilities := capabilities & leave.capabilities):
             raise CapabilityDenied("the server of the sandbox grants nothing of it")
         direct = leave if sandbox.base_url is not None else None
         # No token outlives its binding.
         expires = int(
-            direct.expires_at if direct is not None else min(now + self.terms.token_ttl, held.binding.expires_at)
+            direct.expires_at if direct is not None else min(now + self.terms.token_ttl, live.binding.expires_at)
         )
         claims = Claims(
             sub=caller.principal.user,
             sandbox_id=sandbox.id,
-            binding=held.binding.id,
+            binding=live.binding.id,
             capabilities=named(capabilities),
             scopes=token_scopes(capabilities),
             iat=int(now),
@@ -170,7 +170,7 @@ class Sandboxes(Gate):
             self._handed_out[_digest(direct.token)] = claims
         self.granted += 1
         return Grant(
-            binding=held.binding,
+            binding=live.binding,
             sandbox_id=sandbox.id,
             token=direct.token if direct is not None else self.keys.sign(claims),
             expires_at=float(expires),
@@ -179,44 +179,44 @@ class Sandboxes(Gate):
             base_url=sandbox.base_url,
         )
 
-    async def authorize(self, token: str, *, address: str, sandbox_id: str | None = None) -> Access:
-        """What a token gives access to."""
-        claims, held, sandbox = self._proven(token, address)
+    async def authorize(self, token: str, *, address: str, sandbox_id: str | None = None) -> SandboxAccess:
+        """Verify a token and return what it gives access to."""
+        claims, live, sandbox = self._proven(token, address)
         if sandbox.base_url is not None:
             raise Unauthorized("the sandbox of the token is on another server, and is used there")
         if sandbox_id not in (None, sandbox.id):
             raise Forbidden("the token is for another sandbox")
-        return Access(
+        return SandboxAccess(
             sandbox,
             frozenset(map(Capability, claims.capabilities)),
             float(claims.exp),
             _holder(claims),
-            still_good=lambda: held.epoch == claims.epoch,
+            still_good=lambda: live.epoch == claims.epoch,
         )
 
     def holder(self, token: str, address: str) -> Principal:
         """Whose a token is; raises as ``authorize`` does."""
         return _holder(self._proven(token, address)[0])
 
-    def _proven(self, token: str, address: str) -> tuple[Claims, Held, LiveSandbox]:
+    def _proven(self, token: str, address: str) -> tuple[Claims, LiveBinding, LiveSandbox]:
         handed_out = self._handed_out.get(_digest(token)) if self._handed_out else None
         if handed_out is not None and handed_out.exp <= time.time():
             raise Unauthorized("the token has expired")
         claims = handed_out or self.keys.verify(token)
-        held = self.bindings.live(claims.binding)
-        sandbox = held.usable if held is not None else None
-        if held is None or sandbox is None or sandbox.id != claims.sandbox_id:
+        live = self.bindings.find(claims.binding)
+        sandbox = live.usable if live is not None else None
+        if live is None or sandbox is None or sandbox.id != claims.sandbox_id:
             raise Unauthorized("the sandbox of the token is gone")
-        if held.epoch != claims.epoch:
+        if live.epoch != claims.epoch:
             raise Unauthorized("the token was revoked")
         if claims.address not in (None, address):
             raise Unauthorized("the token is bound to another address")
-        return claims, held, sandbox
+        return claims, live, sandbox
 
     async def refresh_token(self, token: str, address: str, caller: Caller | None = None) -> Grant:
-        """A new token for one that is still good, of ``caller``'s own where he has another credential too."""
+        """A new token for one that is still good, which is ``caller``'s own where they have another credential too."""
         self._audit.check()
-        claims, held, sandbox = self._proven(token, address)
+        claims, live, sandbox = self._proven(token, address)
         if caller is not None and caller.principal.user != claims.sub:
             raise Forbidden("the token is another user's")
         if self._thread_ended(claims):
@@ -225,7 +225,7 @@ class Sandboxes(Gate):
         holder = caller or Caller(principal, address, "", "")
         capabilities = frozenset(map(Capability, claims.capabilities))
         try:
-            return await self._minted(held, sandbox, holder, principal.actor, capabilities, claims.thread_id)
+            return await self._minted(live, sandbox, holder, principal.actor, capabilities, claims.thread_id)
         except BoxGone:
             raise Unauthorized("the sandbox of the token is gone") from None
 
@@ -236,37 +236,37 @@ class Sandboxes(Gate):
     async def refresh(self, caller: Caller, binding_id: str) -> Grant:
         """A new token for the owner of a binding; what it covers is as it was last granted."""
         self._audit.check()
-        held = await self.bindings.found(caller, binding_id)
-        sandbox = held.usable
+        live = await self.bindings.get_live(caller, binding_id)
+        sandbox = live.usable
         if sandbox is None:
-            if held.starting is not None:
+            if live.starting is not None:
                 raise SandboxStarting("the sandbox is being made", retry_after=1.0)
             raise _lost(binding_id)
-        actor, requested = held.last
+        actor, requested = live.last_grant
         capabilities = self._capabilities.granted(caller.principal, actor, requested)
         try:
-            return await self._minted(held, sandbox, caller, actor, capabilities, held.binding.thread_id)
+            return await self._minted(live, sandbox, caller, actor, capabilities, live.binding.thread_id)
         except BoxGone:
             raise _lost(binding_id) from None
 
     async def heartbeat(self, caller: Caller, binding_id: str) -> Binding:
         """Say that a binding is still needed; tokens are not touched by it."""
-        held = await self.bindings.found(caller, binding_id)
-        held.binding = self.terms.leased(held.binding, time.time())
-        held.unsaved = True
-        if held.binding.state is SandboxState.IDLE:
-            held.used()
-        if held.sandbox is not None:
-            held.sandbox.needed()
-        return held.binding
+        live = await self.bindings.get_live(caller, binding_id)
+        live.binding = self.terms.leased(live.binding, time.time())
+        live.unsaved = True
+        if live.binding.state is SandboxState.IDLE:
+            live.mark_used()
+        if live.sandbox is not None:
+            live.sandbox.send_heartbeat()
+        return live.binding
 
     async def revoke(self, caller: Caller, binding_id: str) -> Binding:
         """Let every token of a binding be dead; its sandbox goes on."""
-        held = await self.bindings.found(caller, binding_id, admin=True)
-        held.epoch += 1
-        if held.sandbox is not None:
-            await held.sandbox.revoke()
-        return held.binding
+        live = await self.bindings.get_live(caller, binding_id, admin=True)
+        live.epoch += 1
+        if live.sandbox is not None:
+            await live.sandbox.revoke()
+        return live.binding
 
     async def end_scope(self, caller: Caller, scope: Scope) -> Binding | None:
         """Remove what belonged to a thread, say, that has ended; tokens made for it are not refreshed any more."""
@@ -276,14 +276,14 @@ class Sandboxes(Gate):
             self._ended_threads[user, scope.id] = time.time()
         return ended
 
-    async def _look(self) -> None:
+    async def _reap(self) -> None:
         """See to what time has brought about."""
         self.keys.rotate_if_due()
         now = time.time()
         self._handed_out = {digest: claims for digest, claims in self._handed_out.items() if claims.exp > now}
         oldest = now - self.terms.token_ttl - 1
         self._ended_threads = {thread: at for thread, at in self._ended_threads.items() if at > oldest}
-        await self.bindings.look()
+        await self.bindings.reap()
 
 
 def _holder(claims: Claims) -> Principal:

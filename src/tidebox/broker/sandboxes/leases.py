@@ -1,4 +1,4 @@
-"""When a sandbox is idle, suspended, or over: rules only, the reaper applies them."""
+"""Leases of sandboxes: idle timeout, suspension, expiry. Pure rules that the reaper applies."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tidebox.model.sandbox import Binding, SandboxState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How long things last, in seconds."""
+class LeaseTerms:
+    """Lease durations, in seconds."""
 
     token_ttl: float = 600.0
     lease_ttl: float = 3600.0
@@ -19,15 +19,15 @@ class Terms:
     """How long a sandbox that is to go can still be come back to."""
 
     def leased(self, binding: Binding, now: float) -> Binding:
-        """A binding that somebody needs now."""
+        """Return the binding with its lease renewed at ``now``."""
         return replace(binding, active_at=now, lease_expires_at=min(now + self.lease_ttl, binding.expires_at))
 
 
-def due(binding: Binding, terms: Terms, now: float, *, in_use: bool) -> SandboxState | None:
+def due(binding: Binding, terms: LeaseTerms, now: float, *, in_use: bool) -> SandboxState | None:
     """The state that a sandbox should go into now; None where it stays as it is.
 
     What nobody used for the idle time is marked as idle, frozen at the next look, and removed after the grace. An
-    expired lease ends it after the grace too. The hard end has no grace, and does not wait for whoever uses it.
+    expired lease ends it after the grace too. The hard end has no grace, and does not wait for users of the sandbox.
     """
     if now >= binding.expires_at:
         return SandboxState.TERMINATED

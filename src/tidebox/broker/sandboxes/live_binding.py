@@ -1,4 +1,4 @@
-"""A binding that lives, and what somebody wants of one."""
+"""A live binding in this process, and the request for one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tidebox.model.providers import AUTO
 from tidebox.model.sandbox import TRANSITIONS, Binding, Capability, SandboxState, Scope
 
 
-class Mode(enum.Enum):
-    """What is to be done where a scope has a binding, and where it has none."""
+class BindingMode(enum.Enum):
+    """Whether a request gets an existing binding, creates one, or either."""
 
     GET = "get"
     ENSURE = "ensure"
@@ -28,20 +28,20 @@ class Mode(enum.Enum):
     @property
     def creates(self) -> bool:
         """Whether it may make a binding."""
-        return self in (Mode.ENSURE, Mode.CREATE_ONLY)
+        return self in (BindingMode.ENSURE, BindingMode.CREATE_ONLY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What somebody wants of a scope's sandbox."""
+class BindingRequest:
+    """A request for the sandbox of a scope."""
 
     scope: Scope
-    mode: Mode
+    mode: BindingMode
     actor: Actor = "human"
     capabilities: frozenset[Capability] | None = None
-    """None is all that he may have."""
+    """None requests all that the caller may have."""
     provider: str = AUTO
-    """Who is to make the sandbox, where there is none."""
+    """The provider to create the sandbox, where there is none."""
     hint: str | None = None
     """A sandbox of the same user that a scope without one is to share."""
     thread_id: str | None = None
@@ -50,35 +50,35 @@ class Ask:
     """How long to wait for a sandbox that is being made."""
     claim: Claim | None = None
     packages: Packages = NO_PACKAGES
-    """What a sandbox has that is made for this; one that is there stays as it is."""
+    """Packages of a sandbox created by this request; an existing one stays as it is."""
     egress: BoxEgress | None = None
-    """What such a sandbox may reach."""
+    """Egress of such a sandbox."""
 
 
-class Over(Exception):
-    """The binding ended while its sandbox was waited for."""
+class BindingEnded(Exception):
+    """Raised where a binding ended while its sandbox was waited for."""
 
 
-class Held:
-    """A binding that lives, and its sandbox where it has one."""
+class LiveBinding:
+    """A live binding, with its sandbox where it has one, and its revocation epoch."""
 
     def __init__(self, binding: Binding) -> None:
         self.binding = binding
         self.sandbox: LiveSandbox | None = None
-        self.asked: set[str] = set()
-        """The providers that may have something of it."""
+        self.contacted: set[str] = set()
+        """Names of providers that may hold a sandbox of it."""
         self.starting: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
         self.recorded = asyncio.Event()
         """Set when the store knows of it."""
         self.had_sandbox = False
         self.recreated = False
-        self.told = False
-        """Whether somebody knows that it was made anew."""
+        self.recreation_reported = False
+        """Whether a client was told that the sandbox was recreated."""
         # Another one in every process: a sandbox may outlive its server, and what was revoked there stays revoked.
         self.epoch = secrets.randbits(48)
-        self.last: tuple[Actor, frozenset[Capability] | None] = ("human", None)
-        """Who was granted access last, and what he had asked for."""
+        self.last_grant: tuple[Actor, frozenset[Capability] | None] = ("human", None)
+        """Actor and requested capabilities of the last grant."""
         self.unsaved = False
 
     @property
@@ -91,7 +91,7 @@ class Held:
         """The sandbox, unless it is lost."""
         return self.sandbox if self.sandbox is not None and not self.sandbox.gone else None
 
-    def go(self, state: SandboxState) -> None:
+    def transition(self, state: SandboxState) -> None:
         """Change the state; a step that the table does not have is a defect of ours and changes nothing."""
         before = self.binding.state
         if state not in TRANSITIONS[before]:
@@ -100,7 +100,7 @@ class Held:
         self.binding = replace(self.binding, state=state)
         self.unsaved = True
 
-    def used(self) -> None:
-        """Somebody uses or needs the sandbox, which is there."""
+    def mark_used(self) -> None:
+        """Mark the sandbox, which exists, as active."""
         if self.binding.state is not SandboxState.ACTIVE:
-            self.go(SandboxState.ACTIVE)
+            self.transition(SandboxState.ACTIVE)

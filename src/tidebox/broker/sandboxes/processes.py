@@ -44,7 +44,7 @@ _MERGED_BYTES = 4 * KIB
 _PIECE_BYTES = 64 * KIB
 
 
-class Piece(NamedTuple):
+class OutputPiece(NamedTuple):
     """Some output, and the offset behind it."""
 
     stream: StreamName
@@ -68,15 +68,15 @@ class ProcessEnd:
     """Whether it was ended because its time was over."""
 
 
-class Reader:
+class OutputReader:
     """One client's place in the output of a process."""
 
-    def __init__(self, process: Process, offset: int) -> None:
+    def __init__(self, process: ManagedProcess, offset: int) -> None:
         self.process = process
         self.offset = offset
         """Where the output goes on that it will read next."""
 
-    async def read(self, seconds: float | None = None) -> list[Piece] | None:
+    async def read(self, seconds: float | None = None) -> list[OutputPiece] | None:
         """The output since the last call, at least one piece; none if nothing came in time, None at the end."""
         return await self.process.read(self, seconds)
 
@@ -85,7 +85,7 @@ class Reader:
         await self.process.detach(self)
 
 
-class Process:
+class ManagedProcess:
     """A running program, or the rest of one."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Process:
         self.detachable = detachable
         """Whether it outlives its readers."""
         self.capability = capability
-        """What it took to start it, and takes to attach to it."""
+        """The capability needed to start it, and to attach to it."""
         self.terminal = terminal
         self.end: ProcessEnd | None = None
         self.error: TideboxError | None = None
@@ -113,9 +113,9 @@ class Process:
         self._timed_out = False
         self._ending = False
         self._timer: asyncio.TimerHandle | None = None
-        self._output: OutputLog[Piece] = OutputLog(KEPT_BYTES if detachable else 0)
+        self._output: OutputLog[OutputPiece] = OutputLog(KEPT_BYTES if detachable else 0)
         self._changes = self._output.changes
-        self._readers: set[Reader] = set()
+        self._readers: set[OutputReader] = set()
         self._input: deque[bytes | None] = deque()
         self._input_size = 0
         self._input_open = True
@@ -146,18 +146,18 @@ class Process:
 
     # Output
 
-    def attach(self, offset: int = 0) -> Reader:
+    def attach(self, offset: int = 0) -> OutputReader:
         """Read from ``offset`` on, or from the oldest output that is still kept; others go on reading."""
         if offset > self._output.stop:
             end = self._output.stop
             raise InvalidRequest(f"offset: the output is {end} bytes long by now", field="offset", end=end)
         if len(self._readers) >= MOST_READERS:
             raise QuotaExceeded(f"a program has at most {MOST_READERS} readers at once", quota="readers")
-        reader = Reader(self, max(offset, self._output.start))
+        reader = OutputReader(self, max(offset, self._output.start))
         self._readers.add(reader)
         return reader
 
-    async def detach(self, reader: Reader) -> None:
+    async def detach(self, reader: OutputReader) -> None:
         """A client is gone. Without any, a process that does not outlive its readers is killed."""
         if reader not in self._readers:
             return
@@ -167,8 +167,8 @@ class Process:
         if not (self.detachable or self._readers):
             await self.kill()
 
-    async def read(self, reader: Reader, seconds: float | None = None) -> list[Piece] | None:
-        """What ``reader`` has not read, waiting up to ``seconds`` for some; None at the end."""
+    async def read(self, reader: OutputReader, seconds: float | None = None) -> list[OutputPiece] | None:
+        """Return output after the reader's offset, waiting up to ``seconds``; None at the end."""
         output = self._output
         while reader.offset >= output.stop:
             if self.over:
@@ -191,9 +191,9 @@ class Process:
         end = output.stop + len(data)
         last = output.last()
         if last is not None and last.stream == stream and len(last.data) + len(data) <= _MERGED_BYTES:
-            output.extend_last(Piece(stream, last.data + data, end), self._unread)
+            output.extend_last(OutputPiece(stream, last.data + data, end), self._unread)
         else:
-            output.append(Piece(stream, data, end), self._unread)
+            output.append(OutputPiece(stream, data, end), self._unread)
 
     async def _follow(self) -> None:
         try:
@@ -258,7 +258,7 @@ class Process:
             self._writing = asyncio.get_running_loop().create_task(self._write(), name="process-input")
 
     async def _write(self) -> None:
-        with contextlib.suppress(TideboxError):  # whoever reads the output is told
+        with contextlib.suppress(TideboxError):  # readers of the output see the error
             while self._input:
                 data = self._input.popleft()
                 if data is None:
@@ -280,7 +280,7 @@ class Process:
     # Control
 
     async def signal(self, number: int) -> None:
-        """Signal it."""
+        """Send a signal to the process."""
         if not self.over:
             await self._exec.signal(number)
 
@@ -308,18 +308,18 @@ class Process:
         self._killing = asyncio.get_running_loop().create_task(self.kill(), name="process-timeout")
 
 
-def _joined(pieces: list[Piece], offset: int) -> list[Piece]:
+def _joined(pieces: list[OutputPiece], offset: int) -> list[OutputPiece]:
     """The pieces from ``offset`` on, those of one stream put together: a frame for each byte would cost too much."""
-    found: list[Piece] = []
+    found: list[OutputPiece] = []
     for piece in pieces:
         data = piece.data
         if piece.end - len(data) < offset:
             data = data[offset - piece.end :]
         last = found[-1] if found else None
         if last is not None and last.stream == piece.stream and len(last.data) + len(data) <= _PIECE_BYTES:
-            found[-1] = Piece(piece.stream, last.data + data, piece.end)
+            found[-1] = OutputPiece(piece.stream, last.data + data, piece.end)
         else:
-            found.append(Piece(piece.stream, data, piece.end))
+            found.append(OutputPiece(piece.stream, data, piece.end))
     return found
 
 
@@ -336,11 +336,11 @@ async def _exec(
         raise
 
 
-class Processes:
+class ProcessTable:
     """The processes of all sandboxes: those that run, and for a while those that outlived their readers."""
 
     def __init__(self) -> None:
-        self._by_sandbox: dict[str, dict[str, Process]] = {}
+        self._by_sandbox: dict[str, dict[str, ManagedProcess]] = {}
         self._starting: Counter[str] = Counter()
         """How many will outlive their readers, and have yet to start."""
 
@@ -352,7 +352,7 @@ class Processes:
         capability: Capability,
         detachable: bool = False,
         request_id: str | None = None,
-    ) -> Reader:
+    ) -> OutputReader:
         """Start a program, which keeps the sandbox in use until it is over; a reader of it from its first byte on.
 
         Raises ``ExecFailed`` if it cannot be started, and ``QuotaExceeded`` where too many outlive their readers.
@@ -363,7 +363,7 @@ class Processes:
         try:
             running, use = await _exec(sandbox, command, request_id)
             terminal = command.tty is not None
-            process = Process(running, use, detachable=detachable, capability=capability, terminal=terminal)
+            process = ManagedProcess(running, use, detachable=detachable, capability=capability, terminal=terminal)
             reader = process.attach()
             try:
                 await process.started()
@@ -378,11 +378,11 @@ class Processes:
         process.on_end(lambda: self._ended(sandbox.id, process))
         return reader
 
-    def of_sandbox(self, sandbox_id: str) -> list[Process]:
+    def of_sandbox(self, sandbox_id: str) -> list[ManagedProcess]:
         """Those of a sandbox, oldest first."""
         return list(self._by_sandbox.get(sandbox_id, {}).values())
 
-    def find(self, sandbox_id: str, process_id: str) -> Process:
+    def find(self, sandbox_id: str, process_id: str) -> ManagedProcess:
         """One of a sandbox; raises ``NotFound``."""
         process = self._by_sandbox.get(sandbox_id, {}).get(process_id)
         if process is None:
@@ -400,7 +400,7 @@ class Processes:
             )
         self._forget(sandbox_id, over.id)
 
-    def _ended(self, sandbox_id: str, process: Process) -> None:
+    def _ended(self, sandbox_id: str, process: ManagedProcess) -> None:
         if process.detachable:
             asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, sandbox_id, process.id)
         else:

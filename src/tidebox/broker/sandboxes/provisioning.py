@@ -1,4 +1,4 @@
-"""How a binding comes to its sandbox: from the first provider that can make one, or from the one that has it."""
+"""Provisioning: gives a binding its sandbox, from the first provider that can make one or the one that has it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.internal_errors import internal_error
-from tidebox.broker.sandboxes.leases import Terms
-from tidebox.broker.sandboxes.live_binding import Held, Over
-from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Extras, Provider, Providers
+from tidebox.broker.sandboxes.leases import LeaseTerms
+from tidebox.broker.sandboxes.live_binding import BindingEnded, LiveBinding
+from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Provider, Providers, SandboxExtras
 from tidebox.broker.sandboxes.sandbox import LiveSandbox
 from tidebox.errors import (
     BoxGone,
@@ -42,8 +42,8 @@ class Provisioner:
         providers: Providers,
         store: Store,
         audit: Audit,
-        terms: Terms,
-        having: Callable[[str], Sequence[Held]],
+        terms: LeaseTerms,
+        having: Callable[[str], Sequence[LiveBinding]],
     ) -> None:
         """``having`` tells which bindings have a sandbox."""
         self.providers = providers
@@ -54,7 +54,7 @@ class Provisioner:
         self._closing: set[asyncio.Task[None]] = set()
 
     def candidates(self, binding: Binding, preference: str) -> list[Provider]:
-        """Who makes a sandbox anew: whoever made the last one, which may still be there; then others, if it is gone."""
+        """Return the providers to recreate a sandbox: the last one, which may have it; then others, if it is gone."""
         known = self.providers.get(binding.provider)
         if known is None:
             return self.providers.preferred(AUTO)
@@ -67,138 +67,142 @@ class Provisioner:
         provider = self.providers.get(binding.provider)
         return provider is not None and provider.silent_for > self._terms.idle_timeout
 
-    async def give_up(self, held: Held, sandbox: LiveSandbox) -> None:
+    async def give_up(self, live: LiveBinding, sandbox: LiveSandbox) -> None:
         """Take a sandbox for lost whose provider is gone, so that the next who asks gets another one."""
-        self.lose(held, sandbox)
-        held.sandbox = None
+        self.lose(live, sandbox)
+        live.sandbox = None
         await sandbox.close()
 
     async def provision(
         self,
-        held: Held,
+        live: LiveBinding,
         candidates: Sequence[Provider],
         fresh: LiveSandbox | None = None,
         like: LiveSandbox | None = None,
-        extras: Extras = NO_EXTRAS,
+        extras: SandboxExtras = NO_EXTRAS,
     ) -> None:
         """Give a binding a sandbox: ``fresh``, which the first of the candidates had ready, or one that they make."""
-        lost, held.sandbox = held.sandbox, None
+        lost, live.sandbox = live.sandbox, None
         if lost is not None:
             await lost.close()
         provider = candidates[0]
         if fresh is None:
             try:
-                provider, fresh = await self._made(held, candidates, like, extras)
+                provider, fresh = await self._made(live, candidates, like, extras)
             except TideboxError as error:
-                held.go(SandboxState.FAILED)
-                self.record("sandbox.access.failed", held.binding, error.code)
+                live.transition(SandboxState.FAILED)
+                self.record("sandbox.access.failed", live.binding, error.code)
                 raise
-        await self._place(held, provider, fresh)
+        await self._place(live, provider, fresh)
 
     async def _made(
-        self, held: Held, candidates: Sequence[Provider], like: LiveSandbox | None, extras: Extras
+        self, live: LiveBinding, candidates: Sequence[Provider], like: LiveSandbox | None, extras: SandboxExtras
     ) -> tuple[Provider, LiveSandbox]:
         reasons: list[TideboxError] = []
         packages = extras.packages
 
-        def tell(event: Preparing) -> None:
+        def on_preparing(event: Preparing) -> None:
             if event.layer is not None:
                 self.record(
-                    "sandbox.packages.built", held.binding, "built", packages=packages.shown(), layer=event.layer
+                    "sandbox.packages.built", live.binding, "built", packages=packages.shown(), layer=event.layer
                 )
 
-        def tell_egress(seen: EgressSeen) -> None:
+        def on_egress(seen: EgressSeen) -> None:
             outcome = "allowed" if seen.allowed else "denied"
-            self.record(f"sandbox.access.egress_{outcome}", held.binding, seen.reason or outcome, **seen.shown())
+            self.record(f"sandbox.access.egress_{outcome}", live.binding, seen.reason or outcome, **seen.shown())
 
         for provider in candidates:
-            held.asked.add(provider.name)
+            live.contacted.add(provider.name)
             try:
-                wanted = replace(extras, tell=tell, tell_egress=tell_egress, user=held.binding.user)
-                return provider, await provider.create(held.binding.id, like, wanted)
+                wanted = replace(extras, on_preparing=on_preparing, on_egress=on_egress, user=live.binding.user)
+                return provider, await provider.create(live.binding.id, like, wanted)
             except PACKAGE_ERRORS as error:
-                self.record("sandbox.packages.failed", held.binding, error.code, packages=packages.shown())
+                self.record("sandbox.packages.failed", live.binding, error.code, packages=packages.shown())
                 raise
             except _CANNOT as error:
                 reasons.append(error)
         # The best of them is the one whose reason counts.
         raise reasons[0]
 
-    async def resume(self, held: Held, provider: Provider) -> None:
+    async def resume(self, live: LiveBinding, provider: Provider) -> None:
         """Give a binding the sandbox that it had when this server was another."""
-        held.asked.add(provider.name)
+        live.contacted.add(provider.name)
         try:
-            found = await provider.resume(held.binding.id)
+            found = await provider.resume(live.binding.id)
         except TideboxError:
-            held.go(SandboxState.FAILED)
+            live.transition(SandboxState.FAILED)
             raise
         if found is None:
-            held.go(SandboxState.FAILED)
-            self.record("sandbox.access.lost", held.binding, "box_gone")
+            live.transition(SandboxState.FAILED)
+            self.record("sandbox.access.lost", live.binding, "box_gone")
         else:
-            await self._place(held, provider, found)
+            await self._place(live, provider, found)
 
-    async def _place(self, held: Held, provider: Provider, sandbox: LiveSandbox) -> None:
-        if held.over:
+    async def _place(self, live: LiveBinding, provider: Provider, sandbox: LiveSandbox) -> None:
+        if live.over:
             self.discard(sandbox)
-            raise Over
-        self._check_id(held, provider, sandbox)
-        sandbox.bind(held.binding.id, lambda seconds: self._used(held, sandbox, seconds))
-        known = held.binding.sandbox_id
-        held.recreated, held.had_sandbox, held.told = held.had_sandbox and sandbox.id != known, True, False
-        held.sandbox = sandbox
-        held.binding = self._terms.leased(
-            replace(held.binding, sandbox_id=sandbox.id, provider=provider.name), time.time()
+            raise BindingEnded
+        self._check_id(live, provider, sandbox)
+        sandbox.bind(live.binding.id, lambda seconds: self._mark_used(live, sandbox, seconds))
+        known = live.binding.sandbox_id
+        live.recreated, live.had_sandbox, live.recreation_reported = (
+            live.had_sandbox and sandbox.id != known,
+            True,
+            False,
         )
-        held.go(SandboxState.ACTIVE)
-        sandbox.on_gone(lambda: self.lose(held, sandbox))
+        live.sandbox = sandbox
+        live.binding = self._terms.leased(
+            replace(live.binding, sandbox_id=sandbox.id, provider=provider.name), time.time()
+        )
+        live.transition(SandboxState.ACTIVE)
+        sandbox.on_gone(lambda: self.lose(live, sandbox))
         if sandbox.gone:
-            self.lose(held, sandbox)
-        if provider.keeps:
-            await self._save(held)
-        for name in held.asked - {provider.name}:
-            self._later(self._release(name, held.binding.id))
-        held.asked &= {provider.name}
+            self.lose(live, sandbox)
+        if provider.durable:
+            await self._save(live)
+        for name in live.contacted - {provider.name}:
+            self._later(self._release(name, live.binding.id))
+        live.contacted &= {provider.name}
 
-    def _check_id(self, held: Held, provider: Provider, sandbox: LiveSandbox) -> None:
+    def _check_id(self, live: LiveBinding, provider: Provider, sandbox: LiveSandbox) -> None:
         """Another server must not name a sandbox of somebody else's as its own."""
-        whose = (held.binding.user, provider.name)
+        whose = (live.binding.user, provider.name)
         for other in self._having(sandbox.id):
-            if other is not held and (other.binding.user, other.binding.provider) != whose:
+            if other is not live and (other.binding.user, other.binding.provider) != whose:
                 self.discard(sandbox)
-                held.go(SandboxState.FAILED)
+                live.transition(SandboxState.FAILED)
                 raise ProviderUnavailable(f"the provider {provider.name} gives out what is another's")
 
-    async def _save(self, held: Held) -> None:
+    async def _save(self, live: LiveBinding) -> None:
         """Where a sandbox outlives this server, the next one has to know where it is."""
-        held.unsaved = False
+        live.unsaved = False
         try:
-            await self._store.save_binding(held.binding)
+            await self._store.save_binding(live.binding)
         except StoreUnavailable:
-            held.unsaved = True
+            live.unsaved = True
             raise
 
-    def _used(self, held: Held, sandbox: LiveSandbox, seconds_ago: float) -> None:
+    def _mark_used(self, live: LiveBinding, sandbox: LiveSandbox, seconds_ago: float) -> None:
         at = time.time() - seconds_ago
-        if at > held.binding.active_at:
-            held.binding = replace(held.binding, active_at=at)
+        if at > live.binding.active_at:
+            live.binding = replace(live.binding, active_at=at)
             # What is lost may still be told of, when another one is being made or all is over.
-            if seconds_ago < self._terms.idle_timeout and held.sandbox is sandbox and held.binding.state.live:
-                held.used()
+            if seconds_ago < self._terms.idle_timeout and live.sandbox is sandbox and live.binding.state.live:
+                live.mark_used()
 
-    def lose(self, held: Held, sandbox: LiveSandbox) -> None:
+    def lose(self, live: LiveBinding, sandbox: LiveSandbox) -> None:
         """A sandbox is gone by itself; the binding stays. Harmless where that is known."""
-        if held.over or held.sandbox is not sandbox or not held.binding.state.live:
+        if live.over or live.sandbox is not sandbox or not live.binding.state.live:
             return
-        held.go(SandboxState.FAILED)
-        self.record("sandbox.access.lost", held.binding, "box_gone")
+        live.transition(SandboxState.FAILED)
+        self.record("sandbox.access.lost", live.binding, "box_gone")
 
-    async def end(self, held: Held) -> None:
+    async def end(self, live: LiveBinding) -> None:
         """Leave nothing of a binding's sandbox."""
-        if held.sandbox is not None:
-            await held.sandbox.close()
-        for name in held.asked:
-            await self._release(name, held.binding.id)
+        if live.sandbox is not None:
+            await live.sandbox.close()
+        for name in live.contacted:
+            await self._release(name, live.binding.id)
 
     async def _release(self, name: str, binding_id: str) -> None:
         provider = self.providers.get(name)
@@ -222,7 +226,7 @@ class Provisioner:
 
     @property
     def closing(self) -> set[asyncio.Task[None]]:
-        """What is still being let go of."""
+        """Tasks that are still closing sandboxes."""
         return set(self._closing)
 
     def record(self, event: str, binding: Binding, outcome: str, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""Looks at the sandboxes from time to time."""
+"""The sandbox reaper: a background task that suspends idle sandboxes and ends expired ones."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _log = logging.getLogger(__name__)
 class Reaper:
     """Lets idle sandboxes rest, and ends those whose time is over."""
 
-    def __init__(self, look: Callable[[], Awaitable[None]], interval: float) -> None:
-        self._look_once = look
+    def __init__(self, reap: Callable[[], Awaitable[None]], interval: float) -> None:
+        self._reap_once = reap
         self._interval = interval
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look."""
-        self._task = asyncio.get_running_loop().create_task(self._look(), name="sandbox reaper")
+        """Start the background task."""
+        self._task = asyncio.get_running_loop().create_task(self._reap(), name="sandbox reaper")
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop the background task."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _look(self) -> None:
+    async def _reap(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
             try:
-                await self._look_once()
+                await self._reap_once()
             except TideboxError as error:
                 _log.warning("sandboxes could not be looked after: %s", error)
             except Exception as error:

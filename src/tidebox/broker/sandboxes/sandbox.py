@@ -1,4 +1,4 @@
-"""Sandboxes as whoever uses them sees them."""
+"""Live sandboxes, local or remote, and access to them: the contract, and boxes of this server."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tidebox.runtime.base import Box, Exec
 from tidebox.runtime.base import Watch as Watch  # surfaces hold one, and know no runtime
 
 
-class Inside(abc.ABC):
-    """A sandbox in use: what can be done in it, the same wherever it is."""
+class SandboxOperations(abc.ABC):
+    """Operations in a sandbox in use: files, programs, watches, wherever the sandbox is."""
 
     @property
     @abc.abstractmethod
@@ -35,7 +35,7 @@ class Inside(abc.ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class AccessPass:
     """A token by which another server lets its holder into a sandbox of its own."""
 
     token: str = field(repr=False)
@@ -81,7 +81,7 @@ class LiveSandbox(abc.ABC):
         """Whether its processes stand still."""
 
     @abc.abstractmethod
-    def use(self, request_id: str | None = None) -> AbstractAsyncContextManager[Inside]:
+    def use(self, request_id: str | None = None) -> AbstractAsyncContextManager[SandboxOperations]:
         """The sandbox, running, and kept from being suspended or removed for idleness until the end of the context.
 
         ``request_id`` names whatever it is used for in the log of another server that has the sandbox.
@@ -92,27 +92,27 @@ class LiveSandbox(abc.ABC):
         """Let it rest until its next use; False where somebody uses it."""
 
     @abc.abstractmethod
-    async def admit(self, actor: Actor, capabilities: frozenset[Capability]) -> Pass | None:
-        """Leave to let somebody in, from the server that it is on where that is another; raises ``BoxGone``."""
+    async def issue_pass(self, actor: Actor, capabilities: frozenset[Capability]) -> AccessPass | None:
+        """Return a pass of the server that has the sandbox, or None where that is this one; raises ``BoxGone``."""
 
     @abc.abstractmethod
     async def revoke(self) -> None:
-        """Let passes that were handed out be of no use any more."""
+        """Revoke the passes that were issued."""
 
     @abc.abstractmethod
-    def needed(self) -> None:
-        """Somebody has said to need it."""
+    def send_heartbeat(self) -> None:
+        """Forward a heartbeat: a client still needs the sandbox."""
 
     @abc.abstractmethod
-    def doubted(self) -> None:
-        """Nobody has used it here for so long that it seems to be idle."""
+    def verify_idle(self) -> None:
+        """Ask whether it is really idle: nobody has used it here for the idle timeout."""
 
     @abc.abstractmethod
     async def close(self) -> None:
         """Let go of it. What is here of it, and is nobody else's, ends."""
 
 
-class _LocalInside(Inside):
+class _LocalOperations(SandboxOperations):
     """A box of this server."""
 
     def __init__(self, box: Box) -> None:
@@ -132,30 +132,30 @@ class _LocalInside(Inside):
         return await self._box.watch(path, recursive)
 
 
-class _Shared:
-    """What those who share a box have in common."""
+class _SharedBox:
+    """State of a box that several bindings share: users, freezing, and who lets it rest."""
 
     def __init__(self) -> None:
         self.users = 0
         self.frozen = False
         self.freezing = asyncio.Lock()
-        self.holders: set[Sandbox] = set()
-        self.resting: set[Sandbox] = set()
+        self.holders: set[LocalSandbox] = set()
+        self.resting: set[LocalSandbox] = set()
 
 
-class Sandbox(LiveSandbox):
+class LocalSandbox(LiveSandbox):
     """A live, long-lived box. Several bindings may share one: it rests when all of them do, and ends with the last."""
 
-    def __init__(self, id: str, binding_id: str, box: Box, shared: _Shared | None = None) -> None:
+    def __init__(self, id: str, binding_id: str, box: Box, shared: _SharedBox | None = None) -> None:
         super().__init__(id, binding_id)
         self.box = box
-        self._inside = _LocalInside(box)
-        self._shared = shared or _Shared()
+        self._inside = _LocalOperations(box)
+        self._shared = shared or _SharedBox()
         self._shared.holders.add(self)
 
-    def sibling(self) -> Sandbox:
+    def sibling(self) -> LocalSandbox:
         """The same sandbox, for another binding."""
-        return Sandbox(self.id, "", self.box, self._shared)
+        return LocalSandbox(self.id, "", self.box, self._shared)
 
     @property
     def gone(self) -> bool:
@@ -181,12 +181,12 @@ class Sandbox(LiveSandbox):
         """Whether its processes stand still."""
         return self._shared.frozen
 
-    def use(self, request_id: str | None = None) -> AbstractAsyncContextManager[Inside]:
+    def use(self, request_id: str | None = None) -> AbstractAsyncContextManager[SandboxOperations]:
         """The box, running, and kept from being suspended or removed for idleness until the end of the context."""
         return self._use()
 
     @asynccontextmanager
-    async def _use(self) -> AsyncIterator[Inside]:
+    async def _use(self) -> AsyncIterator[SandboxOperations]:
         if self.box.gone:
             raise BoxGone("the sandbox is gone", sandbox_id=self.id)
         shared = self._shared
@@ -221,8 +221,8 @@ class Sandbox(LiveSandbox):
                 await self.box.thaw()
                 shared.frozen = False
 
-    async def admit(self, actor: Actor, capabilities: frozenset[Capability]) -> Pass | None:
-        """Whoever this server lets in is let in."""
+    async def issue_pass(self, actor: Actor, capabilities: frozenset[Capability]) -> AccessPass | None:
+        """Return None: tokens of this server suffice."""
         if not self._shared.frozen:
             self._shared.resting.discard(self)
         return None
@@ -230,11 +230,11 @@ class Sandbox(LiveSandbox):
     async def revoke(self) -> None:
         """No passes are handed out."""
 
-    def needed(self) -> None:
-        """Its binding knows."""
+    def send_heartbeat(self) -> None:
+        """Do nothing: the lease is renewed here."""
 
-    def doubted(self) -> None:
-        """All use of it is seen here."""
+    def verify_idle(self) -> None:
+        """Do nothing: all use of a local box is seen here."""
 
     async def close(self) -> None:
         """End the box, unless another binding has it too."""
@@ -245,8 +245,8 @@ class Sandbox(LiveSandbox):
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """What the holder of a token may do, and where."""
+class SandboxAccess:
+    """Access by a token: a sandbox, and capabilities in it."""
 
     sandbox: LiveSandbox
     capabilities: frozenset[Capability]
@@ -266,8 +266,8 @@ class Gate(abc.ABC):
     """Lets the holders of tokens into sandboxes."""
 
     @abc.abstractmethod
-    async def authorize(self, token: str, *, address: str, sandbox_id: str | None = None) -> Access:
-        """What a token gives access to.
+    async def authorize(self, token: str, *, address: str, sandbox_id: str | None = None) -> SandboxAccess:
+        """Verify a token and return what it gives access to.
 
         Raises ``Unauthorized`` for a token that is wrong, expired, revoked, or used from another address than it is
         bound to, or whose sandbox is gone; ``Forbidden`` for one of another sandbox than ``sandbox_id``.

@@ -1,4 +1,4 @@
-"""Signed tokens for sandboxes: short-lived, each for one sandbox, verifiable by whoever has the public keys.
+"""Signed tokens for sandboxes: short-lived, each for one sandbox, verifiable with the public keys.
 
 The key that signs is replaced from time to time; the one before still verifies until its last token has expired. In an
 emergency every key is thrown away, and with them every token there is. Which algorithm a token may use is fixed here
@@ -34,7 +34,7 @@ _REMEMBERED = 4096
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
-    """What a token says."""
+    """The claims of an access token (JWT)."""
 
     sub: str
     sandbox_id: str
@@ -61,19 +61,19 @@ class _StoredKey(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
+class _SigningKey:
     id: str
     private: Ed25519PrivateKey
     public: Ed25519PublicKey
     made: float
 
     @classmethod
-    def new(cls, now: float) -> _Key:
+    def new(cls, now: float) -> _SigningKey:
         private = Ed25519PrivateKey.generate()
         return cls(secrets.token_hex(8), private, private.public_key(), now)
 
     @classmethod
-    def of(cls, stored: _StoredKey) -> _Key:
+    def of(cls, stored: _StoredKey) -> _SigningKey:
         private = Ed25519PrivateKey.from_private_bytes(_decoded(stored.secret))
         return cls(stored.kid, private, private.public_key(), stored.made)
 
@@ -98,13 +98,13 @@ class KeyRing:
         self.rotate_if_due()
 
     def sign(self, claims: Claims) -> str:
-        """The token that says ``claims``."""
+        """Sign ``claims``: return the token (JWT)."""
         key = self._keys[0]
         said = {name: value for name, value in msgspec.structs.asdict(claims).items() if value is not None}
         return jwt.encode(said, key.private, ALGORITHM, headers={"kid": key.id})
 
     def verify(self, token: str) -> Claims:
-        """What a token says; raises ``Unauthorized`` for one that was not made here, was changed, or has expired."""
+        """Return the claims of a token; raises ``Unauthorized`` for one that is foreign, changed or expired."""
         if len(token) > MAX_TOKEN_LENGTH:
             raise Unauthorized("the token is wrong")
         digest = hashlib.sha256(token.encode()).digest()
@@ -139,7 +139,7 @@ class KeyRing:
             raise Unauthorized("the token is wrong") from None
 
     def jwks(self) -> dict[str, Any]:
-        """The public keys, for whoever verifies tokens elsewhere."""
+        """Return the public keys (JWKS), for verifiers elsewhere."""
         return {"keys": [key.published() for key in self._keys]}
 
     def rotate_if_due(self) -> None:
@@ -147,20 +147,20 @@ class KeyRing:
         now = time.time()
         kept = self._keys
         if not kept or now - kept[0].made >= self._rotation:
-            kept = [_Key.new(now), *kept]
+            kept = [_SigningKey.new(now), *kept]
         # A key signed its last token when the next one was made.
         kept = [kept[0], *(key for newer, key in itertools.pairwise(kept) if self._verifies(newer, now))]
         if kept != self._keys:
             self._keep(kept)
 
-    def _verifies(self, newer: _Key, now: float) -> bool:
+    def _verifies(self, newer: _SigningKey, now: float) -> bool:
         return now - newer.made < self._token_ttl + 1
 
     def rotate(self, *, emergency: bool = False) -> None:
         """Sign with a new key from now on; in an emergency no token made before is accepted any more."""
-        self._keep([_Key.new(time.time()), *([] if emergency else self._keys)])
+        self._keep([_SigningKey.new(time.time()), *([] if emergency else self._keys)])
 
-    def _keep(self, keys: list[_Key]) -> None:
+    def _keep(self, keys: list[_SigningKey]) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Renamed into place: a server that is killed in between must not leave half a file.
         fresh = self._path.with_suffix(".new")
@@ -174,7 +174,7 @@ class KeyRing:
         self._keys = keys
         self._good.clear()
 
-    def _read(self) -> list[_Key]:
+    def _read(self) -> list[_SigningKey]:
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -187,7 +187,7 @@ class KeyRing:
                 raise InvalidRequest(f"the key file {self._path} can be used by others: give it mode 600")
             content = file.read()
         try:
-            return [_Key.of(stored) for stored in msgspec.json.decode(content, type=list[_StoredKey])]
+            return [_SigningKey.of(stored) for stored in msgspec.json.decode(content, type=list[_StoredKey])]
         except (msgspec.DecodeError, ValueError):
             raise InvalidRequest(f"the key file {self._path} is damaged: remove it, and new keys are made") from None
 

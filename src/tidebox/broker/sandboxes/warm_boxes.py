@@ -1,4 +1,4 @@
-"""A few long-lived boxes that are ready before anybody asks for one."""
+"""Warm boxes: a pool of long-lived boxes opened before a sandbox is requested."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Extras
+from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, SandboxExtras
 from tidebox.errors import RuntimeUnavailable, StartupTimeout, TideboxError
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Preparing
@@ -18,7 +18,7 @@ from tidebox.runtime.base import Box, Runtime
 
 _log = logging.getLogger(__name__)
 
-# Whoever took a box needs the processors now.
+# The client that took a box needs the processors now.
 _BREATH_SECONDS = 0.05
 _RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 60.0
@@ -27,15 +27,15 @@ Provide = Callable[[BoxSpec, Callable[[Preparing], None]], Awaitable[BoxSpec]]
 
 
 @dataclass(frozen=True, slots=True)
-class FreshBox:
+class WarmBox:
     """A box that nobody has used, and the id by which clients will know it."""
 
     sandbox_id: str
     box: Box
 
 
-class Stock:
-    """Opens long-lived boxes, some of them beforehand."""
+class WarmBoxes:
+    """Opens long-lived boxes, and keeps some warm."""
 
     def __init__(self, runtime: Runtime, spec: BoxSpec, size: int, provide: Provide | None = None) -> None:
         """``provide`` puts the packages of a spec into its image."""
@@ -43,25 +43,25 @@ class Stock:
         self._provide = provide
         self._spec = spec
         self._size = size
-        self._ready: deque[FreshBox] = deque()
+        self._ready: deque[WarmBox] = deque()
         self.opening = 0
         """How many boxes are being made."""
         self._wanted = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._refill_task: asyncio.Task[None] | None = None
         self._discarding: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Begin to fill."""
         if self._size:
             self._wanted.set()
-            self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="stock of sandboxes")
+            self._refill_task = asyncio.get_running_loop().create_task(self._refill(), name="warm boxes")
 
     @property
     def ready(self) -> int:
         """How many boxes wait to be taken."""
         return len(self._ready)
 
-    def take(self) -> FreshBox | None:
+    def take(self) -> WarmBox | None:
         """A box that is ready, if there is one."""
         self._wanted.set()
         while self._ready:
@@ -71,12 +71,12 @@ class Stock:
             self._discard(found)
         return None
 
-    def _discard(self, fresh: FreshBox) -> None:
+    def _discard(self, fresh: WarmBox) -> None:
         task = asyncio.get_running_loop().create_task(fresh.box.close())
         self._discarding.add(task)
         task.add_done_callback(self._discarding.discard)
 
-    async def open(self, extras: Extras = NO_EXTRAS) -> FreshBox:
+    async def open(self, extras: SandboxExtras = NO_EXTRAS) -> WarmBox:
         """A new box; what is done for its packages does not count as its start."""
         sandbox_id = new_id("sb")
         relayed = sandbox_id if self._runtime.features.relays else None
@@ -85,15 +85,15 @@ class Stock:
             spec = replace(spec, packages_for=extras.user)
             if self._provide is None:
                 raise RuntimeUnavailable("sandboxes have no packages here")
-            spec = await self._provide(spec, extras.tell)
+            spec = await self._provide(spec, extras.on_preparing)
         limit = asyncio.timeout(STARTUP_SECONDS)
         self.opening += 1
         try:
             async with limit:
                 box = await self._runtime.open(spec)
             if extras.egress is not None:
-                box.on_egress(extras.tell_egress)
-            return FreshBox(sandbox_id, box)
+                box.on_egress(extras.on_egress)
+            return WarmBox(sandbox_id, box)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -101,7 +101,7 @@ class Stock:
         finally:
             self.opening -= 1
 
-    async def _keep(self) -> None:
+    async def _refill(self) -> None:
         pause = _RETRY_SECONDS
         while True:
             await self._wanted.wait()
@@ -127,9 +127,9 @@ class Stock:
 
     async def close(self) -> None:
         """Throw away what nobody took."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        if self._refill_task is not None:
+            self._refill_task.cancel()
+            await asyncio.wait([self._refill_task])
         while self._ready:
             self._discard(self._ready.popleft())
         if self._discarding:

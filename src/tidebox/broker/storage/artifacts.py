@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tidebox.broker.run_metrics import Meter
+from tidebox.broker.run_metrics import RunMetrics
 from tidebox.broker.storage.blob_store import BlobStore
 from tidebox.errors import NotFound, StoreUnavailable
 from tidebox.model.artifact import Artifact
@@ -37,29 +37,29 @@ class ArtifactRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Harvest:
-    """What was kept of one run."""
+class CapturedArtifacts:
+    """Totals of an artifact capture."""
 
     bytes: int = 0
     files: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
-    """What matched and was not kept, by the reason: kind, name, count, file_size, total_size, user_limit."""
+    """Counts of matching files that were not kept, by reason: kind, name, count, file_size, total_size, user_limit."""
 
 
-class Artifacts:
+class RunArtifacts:
     """The artifacts of all runs."""
 
-    def __init__(self, files: BlobStore, store: Store, rules: ArtifactRules, meter: Meter) -> None:
+    def __init__(self, files: BlobStore, store: Store, rules: ArtifactRules, metrics: RunMetrics) -> None:
         self._files = files
         self._store = store
         self._rules = rules
-        self._meter = meter
+        self._metrics = metrics
         self._capturing: set[str] = set()
         # Of the runs that captured something while files were held against the records.
         self._captured_meanwhile: set[str] = set()
 
-    async def capture(self, run: Run, box: Box, patterns: Sequence[str]) -> Harvest:
-        """Keep the files of a stopped box that match, as far as the rules let."""
+    async def capture(self, run: Run, box: Box, patterns: Sequence[str]) -> CapturedArtifacts:
+        """Capture artifacts: keep the matching files of a stopped box, within the rules."""
         self._capturing.add(run.id)
         self._captured_meanwhile.add(run.id)
         try:
@@ -67,7 +67,7 @@ class Artifacts:
         finally:
             self._capturing.discard(run.id)
 
-    async def _capture(self, run: Run, box: Box, patterns: Sequence[str]) -> Harvest:
+    async def _capture(self, run: Run, box: Box, patterns: Sequence[str]) -> CapturedArtifacts:
         rules = self._rules
         budget = min(rules.max_run_bytes, max(rules.max_user_bytes - await self._store.artifact_bytes(run.user), 0))
         rule = CaptureRule(
@@ -82,7 +82,7 @@ class Artifacts:
             raise StoreUnavailable(f"the artifacts could not be kept: {error.strerror}") from error
         return await self._remember(run, captured, kinds)
 
-    async def _remember(self, run: Run, captured: CapturedTree, kinds: Mapping[str, str]) -> Harvest:
+    async def _remember(self, run: Run, captured: CapturedTree, kinds: Mapping[str, str]) -> CapturedArtifacts:
         now = time.time()
         found = [_artifact(run.id, file, kinds.get(file.path), now, self._rules.ttl) for file in captured.files]
         kept = await self._store.add_artifacts(run.id, found, user_limit=self._rules.max_user_bytes) if found else []
@@ -95,11 +95,11 @@ class Artifacts:
             await self._files.discard(run.id, lost)
         size = sum(artifact.size for artifact in kept)
         if kept:
-            self._meter.of(run.facts.runtime).artifacts_kept(size)
-        return Harvest(size, len(kept), skipped)
+            self._metrics.for_runtime(run.facts.runtime).artifacts_kept(size)
+        return CapturedArtifacts(size, len(kept), skipped)
 
     async def of_run(self, run_id: str) -> list[Artifact]:
-        """What is kept of a run, by path."""
+        """Return the artifacts of a run, by path."""
         now = time.time()
         return [artifact for artifact in await self._store.artifacts(run_id) if artifact.expires_at > now]
 

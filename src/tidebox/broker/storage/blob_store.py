@@ -1,4 +1,4 @@
-"""Where files that runs left are kept: what such a place must do. ``artifact_files`` is the local disk."""
+"""The contract of stores for artifact files. ``local_blob_store`` is the local disk."""
 
 from __future__ import annotations
 

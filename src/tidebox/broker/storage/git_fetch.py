@@ -105,7 +105,7 @@ def _matches(host: str, port: int | None, usual: int, entry: str) -> bool:
     return name in ("*", host) or (name.startswith("*.") and host.endswith(name[1:]))
 
 
-class Fetch:
+class GitFetch:
     """One fetch, on a thread of its own; ``stop`` ends it from another."""
 
     def __init__(self, source: GitSource, rules: GitRules, repository: Path) -> None:

@@ -18,7 +18,7 @@ _ARTIFACTS = "artifacts"
 _FRESH = "artifacts.new"
 
 
-class ArtifactFiles(BlobStore):
+class LocalBlobStore(BlobStore):
     """The files of all runs, in the directories of these."""
 
     def __init__(self, directory: Path) -> None:

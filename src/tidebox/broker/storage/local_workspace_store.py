@@ -42,7 +42,7 @@ _PAUSES_SECONDS = (0.005, 0.01, 0.02)
 _T = TypeVar("_T")
 
 
-class WorkspaceFiles(WorkspaceStore):
+class LocalWorkspaceStore(WorkspaceStore):
     """The workspaces of all sessions, in one directory."""
 
     def __init__(self, directory: Path, limits: TreeLimits) -> None:
@@ -125,7 +125,7 @@ class WorkspaceFiles(WorkspaceStore):
             raise NotFound("no such file", session_id=session_id, path="/".join(parts)) from error
 
     async def _read(self, directory: Path, read: Callable[[int], _T]) -> _T:
-        """What ``read`` finds; raises FileNotFoundError where it finds nothing however often it looks."""
+        """Return the result of ``read``; raises FileNotFoundError where it finds nothing however often it looks."""
 
         def attempt() -> _T:
             with opened(directory / _WORKSPACE) as root:

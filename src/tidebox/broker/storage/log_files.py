@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from tidebox.broker.storage.log_frames import Frame
+from tidebox.broker.storage.log_frames import LogFrame
 from tidebox.broker.storage.log_store import Extent, KeptLog, LogSink, LogStore, StoredLog
 from tidebox.model.events import EgressSeen, Output, Preparing
 from tidebox.model.log import Began, Heartbeat, InputClosed, LogEntry, PhaseChanged, Truncated
@@ -39,7 +39,7 @@ _TIME = struct.Struct(">d")
 _STDOUT, _STDERR, _PHASE, _BEGAN, _TRUNCATED, _INPUT_CLOSED, _HEARTBEAT, _PREPARING, _EGRESS = range(9)
 
 
-def encode(frame: Frame) -> bytes:
+def encode(frame: LogFrame) -> bytes:
     """The record of an entry."""
     entry = frame.entry
     if isinstance(entry, Output):
@@ -108,12 +108,12 @@ class LogFileReader:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._offset = 0
 
-    def read_from(self, seq: int, size: int) -> list[Frame]:
+    def read_from(self, seq: int, size: int) -> list[LogFrame]:
         """The entries from ``seq`` on, about ``size`` bytes of them; successive calls must not go back."""
-        found: list[Frame] = []
+        found: list[LogFrame] = []
         for record in _records(self._file, self._offset):
             if record.seq >= seq:
-                found.append(Frame(record.seq, _DECODERS[record.kind](record.data)))
+                found.append(LogFrame(record.seq, _DECODERS[record.kind](record.data)))
                 size -= found[-1].size
             self._offset = record.end
             if size <= 0:
@@ -152,7 +152,7 @@ class LocalLog(StoredLog):
         self._file = file
         self._thread = thread
 
-    async def read_from(self, seq: int, size: int) -> list[Frame]:
+    async def read_from(self, seq: int, size: int) -> list[LogFrame]:
         """The entries from ``seq`` on, about ``size`` bytes of them; successive calls must not go back."""
         return await self._call(self._file.read_from, seq, size)
 
@@ -186,12 +186,12 @@ class LogFile(LogSink):
         self.path = path
         self._thread = thread
         self._file: int | None = None
-        self._pending: list[Frame] = []
+        self._pending: list[LogFrame] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
         self._failing = False
 
-    def append(self, frame: Frame) -> None:
+    def append(self, frame: LogFrame) -> None:
         """Write an entry soon."""
         self._pending.append(frame)
         if self._timer is None and self._writing is None:
@@ -233,7 +233,7 @@ class LogFile(LogSink):
         if self._pending and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._write_pending)
 
-    def _write(self, batch: list[Frame]) -> None:
+    def _write(self, batch: list[LogFrame]) -> None:
         """Append to the file. What does not fit is left out: readers see by the numbers that it is missing."""
         if self._file is None:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Numbered entries of a log, as they are kept and read."""
+"""Log frames: numbered entries of a run log, as they are stored and read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ENTRY_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class LogFrame:
     """An entry with its number, which is one more than that of the entry before."""
 
     seq: int

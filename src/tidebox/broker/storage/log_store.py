@@ -1,4 +1,4 @@
-"""Where the logs of runs are kept: what such a place must do. ``logfile`` is the local disk."""
+"""The contract of stores for run logs. ``log_files`` is the local disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import abc
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidebox.broker.storage.log_frames import Frame
+from tidebox.broker.storage.log_frames import LogFrame
 
 
 class KeptLog(NamedTuple):
@@ -29,7 +29,7 @@ class LogSink(abc.ABC):
     """The log of a run that goes on, on its way to where it is kept."""
 
     @abc.abstractmethod
-    def append(self, frame: Frame) -> None:
+    def append(self, frame: LogFrame) -> None:
         """Write an entry soon."""
 
     @abc.abstractmethod
@@ -49,7 +49,7 @@ class StoredLog(abc.ABC):
     """A log that is read; it must be closed."""
 
     @abc.abstractmethod
-    async def read_from(self, seq: int, size: int) -> list[Frame]:
+    async def read_from(self, seq: int, size: int) -> list[LogFrame]:
         """The entries from ``seq`` on, about ``size`` bytes of them; successive calls must not go back."""
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Where files wait that came in, or were fetched, and are not in a workspace yet. Nothing there outlives its use."""
+"""Staging directories: uploaded or fetched files before they are in a workspace. Nothing there outlives its use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidebox.files.trees import remove_tree
 from tidebox.model.ids import new_id
 
 
-class Spool(abc.ABC):
+class StagingArea(abc.ABC):
     """Gives out directories. They are of this machine, whatever keeps the workspaces: archives are unpacked there."""
 
     @abc.abstractmethod
@@ -26,7 +26,7 @@ class Spool(abc.ABC):
         """A fresh directory, gone with the context; raises ``StoreUnavailable`` where there can be none."""
 
 
-class LocalSpool(Spool):
+class LocalStagingArea(StagingArea):
     """Directories below one of the local disk."""
 
     def __init__(self, root: Path) -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from tidebox.broker.audit.audit_log import Audit
-from tidebox.broker.run_metrics import Meter
-from tidebox.broker.storage.git_fetch import Fetch, GitRules, check
-from tidebox.broker.storage.staging import Spool
+from tidebox.broker.run_metrics import RunMetrics
+from tidebox.broker.storage.git_fetch import GitFetch, GitRules, check
+from tidebox.broker.storage.staging import StagingArea
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.errors import Overloaded, PayloadTooLarge, StoreUnavailable
 from tidebox.files.disk import flush
@@ -42,7 +42,7 @@ that those who come with one wait for others' turns and not for others' heaps.""
 MAX_UPLOADS = 16
 """Uploads at once: each may take as much of the disk as a workspace before it is known to be too much."""
 MAX_USER_UPLOADS = MAX_UPLOADS // 2
-"""Of one user, who may send them as slowly as he likes: there is always room for another."""
+"""Of one user, who may send them as slowly as they like: there is always room for another."""
 MAX_REPOSITORY_FILES = 10_000
 MAX_REPOSITORY_DEPTH = 30
 """Repositories are larger and deeper than what people upload; the workspace bounds both in the end."""
@@ -57,8 +57,8 @@ class UploadRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Uploaded:
-    """What became of an upload."""
+class UploadResult:
+    """The result of an upload."""
 
     bytes_received: int
     file_count: int
@@ -69,7 +69,7 @@ class Uploaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedFiles:
     """Files in a directory of ours, ready to be put into a workspace or a box."""
 
     tree: Path
@@ -79,10 +79,12 @@ class Staged:
     commit: str | None = None
 
 
-class Part:
+class UploadPart:
     """One file as it arrives."""
 
-    def __init__(self, upload: Upload, descriptor: int, name: str, spool: str, archive: ArchiveKind | None) -> None:
+    def __init__(
+        self, upload: IncomingUpload, descriptor: int, name: str, spool: str, archive: ArchiveKind | None
+    ) -> None:
         self.name = name
         self.archive = archive
         self.spool = spool
@@ -124,13 +126,13 @@ def _write_all(descriptor: int, pieces: list[bytes]) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-class Upload:
+class IncomingUpload:
     """An upload under way: parts come first, then ``finish``."""
 
     def __init__(self, directory: Path, rules: UploadRules) -> None:
         self._directory = directory
         self._rules = rules
-        self._parts: list[Part] = []
+        self._parts: list[UploadPart] = []
         self._received = 0
         self.ignore: list[str] = list(ALWAYS)
         """Patterns of what is left out."""
@@ -154,18 +156,18 @@ class Upload:
         """How many parts there are."""
         return len(self._parts)
 
-    def part(self, name: str, archive: ArchiveKind | None = None) -> Part:
+    def part(self, name: str, archive: ArchiveKind | None = None) -> UploadPart:
         """The next part; an archive is unpacked into the root of the workspace."""
         if len(self._parts) >= self._rules.stage.max_files:
             limit = self._rules.stage.max_files
             raise PayloadTooLarge(f"more than {limit} files", limit=limit)
         spool = str(len(self._parts))
         descriptor = os.open(self._directory / "parts" / spool, NEW_FILE, 0o644)
-        part = Part(self, descriptor, name, spool, archive)
+        part = UploadPart(self, descriptor, name, spool, archive)
         self._parts.append(part)
         return part
 
-    def stage(self) -> Staged:
+    def stage(self) -> StagedFiles:
         """Make one tree of all parts."""
         tree = self._directory / "tree"
         with opened(self._directory / "parts") as parts, opened(tree) as root:
@@ -179,9 +181,9 @@ class Upload:
                 for name, content in self.files.items():
                     stage.put(name, content)
             flush(root)
-        return Staged(tree, stage.file_count, stage.ignored)
+        return StagedFiles(tree, stage.file_count, stage.ignored)
 
-    def _unpack(self, stage: Stage, left_out: Ignore, parts: int, part: Part, kind: ArchiveKind) -> None:
+    def _unpack(self, stage: Stage, left_out: Ignore, parts: int, part: UploadPart, kind: ArchiveKind) -> None:
         descriptor = os.open(part.spool, os.O_RDONLY | os.O_CLOEXEC, dir_fd=parts)
         try:
             left_out.extend(stage.ignore_lines(descriptor, kind))
@@ -200,20 +202,26 @@ class Uploads:
     """Takes in what is sent, or fetched, for sessions and runs."""
 
     def __init__(
-        self, spool: Spool, workspaces: Workspaces, rules: UploadRules, git: GitRules, meter: Meter, audit: Audit
+        self,
+        spool: StagingArea,
+        workspaces: Workspaces,
+        rules: UploadRules,
+        git: GitRules,
+        metrics: RunMetrics,
+        audit: Audit,
     ) -> None:
         self._spool = spool
         self._audit = audit
         self._workspaces = workspaces
         self._rules = rules
         self._git = git
-        self._meter = meter
+        self._metrics = metrics
         self._clones = asyncio.Semaphore(MAX_CLONES)
         self._clones_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._stagings = asyncio.Semaphore(MAX_STAGINGS)
         self._staging_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._under_way: Counter[str] = Counter()
-        # Of their own, because they are long: whoever reads a log or a file must not wait for a slow host.
+        # Of their own, because they are long: readers of logs and files must not wait for a slow host.
         self._threads = ThreadPoolExecutor(MAX_CLONES + MAX_STAGINGS, thread_name_prefix="files")
 
     async def start(self) -> None:
@@ -224,7 +232,7 @@ class Uploads:
         """Begin nothing more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _in_thread(self, work: Callable[[], Staged]) -> asyncio.Future[Staged]:
+    def _in_thread(self, work: Callable[[], StagedFiles]) -> asyncio.Future[StagedFiles]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def check_git(self, source: GitSource) -> None:
@@ -232,7 +240,7 @@ class Uploads:
         check(source, self._git)
 
     @contextlib.asynccontextmanager
-    async def receiving(self, caller: Caller) -> AsyncIterator[Upload]:
+    async def receiving(self, caller: Caller) -> AsyncIterator[IncomingUpload]:
         """An upload, of which nothing is left afterwards but what was put into a workspace."""
         self._audit.check()
         user = caller.principal.user
@@ -243,17 +251,22 @@ class Uploads:
         self._under_way[user] += 1
         try:
             async with self._directory() as directory:
-                upload = Upload(directory, self._rules)
+                upload = IncomingUpload(directory, self._rules)
                 try:
                     yield upload
                 finally:
                     upload.abandon()
         finally:
-            self._under_way -= Counter([user])  # which forgets whoever has none
+            self._under_way -= Counter([user])  # which forgets users who have none
 
     async def put(
-        self, caller: Caller, session_id: str, upload: Upload, kind: str, exists: Callable[[], Awaitable[object]]
-    ) -> Uploaded:
+        self,
+        caller: Caller,
+        session_id: str,
+        upload: IncomingUpload,
+        kind: str,
+        exists: Callable[[], Awaitable[object]],
+    ) -> UploadResult:
         """Put a whole upload into the workspace of a session, unless ``exists`` raises that there is none any more."""
         with _disk_errors():
             own = self._staging_of.setdefault(caller.principal.user, asyncio.Semaphore(1))
@@ -261,18 +274,18 @@ class Uploads:
                 staged = await self._staged(upload)
             return await self._put(caller, session_id, staged, kind, upload.received, exists)
 
-    async def _staged(self, upload: Upload) -> Staged:
+    async def _staged(self, upload: IncomingUpload) -> StagedFiles:
         work = self._in_thread(upload.stage)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            # Whoever comes next would share the thread with it, and the directory must not go before it ends.
+            # The next upload would share the thread with it, and the directory must not go before it ends.
             await asyncio.wait([work])
             raise
 
     async def put_repository(
         self, caller: Caller, session_id: str, source: GitSource, exists: Callable[[], Awaitable[object]]
-    ) -> Uploaded:
+    ) -> UploadResult:
         """Put the files of a repository into the workspace of a session."""
         async with self.fetched(caller.principal.user, source) as staged:
             with _disk_errors():
@@ -282,14 +295,14 @@ class Uploads:
         self,
         caller: Caller,
         session_id: str,
-        staged: Staged,
+        staged: StagedFiles,
         kind: str,
         received: int,
         exists: Callable[[], Awaitable[object]],
-    ) -> Uploaded:
-        async with self._workspaces.for_upload(session_id, exists) as held:
-            tally = await held.put(staged.tree)
-        self._meter.uploaded(kind, received, staged.files)
+    ) -> UploadResult:
+        async with self._workspaces.for_upload(session_id, exists) as workspace:
+            tally = await workspace.put(staged.tree)
+        self._metrics.uploaded(kind, received, staged.files)
         self._audit.record(
             "sandbox.session.files_uploaded",
             caller,
@@ -300,7 +313,7 @@ class Uploads:
             files=staged.files,
             commit=staged.commit,
         )
-        return Uploaded(
+        return UploadResult(
             bytes_received=received,
             file_count=staged.files,
             ignored_count=staged.ignored,
@@ -310,7 +323,7 @@ class Uploads:
         )
 
     @contextlib.asynccontextmanager
-    async def fetched(self, user: str, source: GitSource) -> AsyncIterator[Staged]:
+    async def fetched(self, user: str, source: GitSource) -> AsyncIterator[StagedFiles]:
         """The files of a repository, in a directory that lasts as long as this."""
         check(source, self._git)
         own = self._clones_of.setdefault(user, asyncio.Semaphore(MAX_USER_CLONES))
@@ -319,10 +332,10 @@ class Uploads:
                 staged = await self._fetch(source, directory)
             yield staged
 
-    async def _fetch(self, source: GitSource, directory: Path) -> Staged:
+    async def _fetch(self, source: GitSource, directory: Path) -> StagedFiles:
         repository = directory / "repository"
         await asyncio.to_thread(repository.mkdir, 0o700)
-        fetch = Fetch(source, self._git, repository)
+        fetch = GitFetch(source, self._git, repository)
         work = self._in_thread(functools.partial(self._stage_fetched, fetch, directory / "tree"))
         try:
             with _disk_errors():
@@ -334,13 +347,13 @@ class Uploads:
         await asyncio.to_thread(remove_tree, repository)
         return staged
 
-    def _stage_fetched(self, fetch: Fetch, tree: Path) -> Staged:
+    def _stage_fetched(self, fetch: GitFetch, tree: Path) -> StagedFiles:
         with opened(tree) as root:
             limits = replace(self._rules.stage, max_files=MAX_REPOSITORY_FILES, max_depth=MAX_REPOSITORY_DEPTH)
             with contextlib.closing(Stage(root, limits, Ignore(), keep_links=True)) as stage:
                 commit = fetch.into(stage)
             flush(root)
-        return Staged(tree, stage.file_count, stage.ignored, stage.bytes, commit)
+        return StagedFiles(tree, stage.file_count, stage.ignored, stage.bytes, commit)
 
     @contextlib.asynccontextmanager
     async def _directory(self) -> AsyncIterator[Path]:

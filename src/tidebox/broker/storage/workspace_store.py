@@ -1,4 +1,4 @@
-"""Where workspaces of sessions are kept between runs: what such a place must do. ``workspace_files`` is the disk."""
+"""The contract of stores for session workspaces between runs. ``local_workspace_store`` is the local disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is with the files of a session: a run's from before its start to its end, an upload's for a moment."""
+"""Locks on session workspaces: a run holds one from before its start to its end, an upload for a moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidebox.runtime.base import Box
 UPLOAD_WAIT_SECONDS = 10.0
 
 
-class Held:
+class HeldWorkspace:
     """A workspace in the hands of one run or upload."""
 
     def __init__(self, workspaces: Workspaces, session_id: str, release: Callable[[], None]) -> None:
@@ -58,7 +58,7 @@ def _nothing() -> None:
 
 
 class _Turn:
-    """Whose turn it is in one session, and how many want to have theirs."""
+    """The lock of one session, and how many hold it or wait for it."""
 
     __slots__ = ("lock", "wanted")
 
@@ -88,7 +88,7 @@ class Workspaces:
         noted = self._boxes.get(session_id)
         return noted is not None and noted() is box
 
-    async def hold(self, session_id: str, exists: Callable[[], Awaitable[object]] | None = None) -> Held:
+    async def hold(self, session_id: str, exists: Callable[[], Awaitable[object]] | None = None) -> HeldWorkspace:
         """The workspace of a session, waiting until nobody else has it; it must be released.
 
         Where it may have been removed meanwhile, ``exists`` raises.
@@ -101,20 +101,22 @@ class Workspaces:
         except BaseException:
             self._end_turn(session_id)
             raise
-        return Held(self, session_id, lambda: self._end_turn(session_id))
+        return HeldWorkspace(self, session_id, lambda: self._end_turn(session_id))
 
     @contextlib.asynccontextmanager
-    async def for_upload(self, session_id: str, exists: Callable[[], Awaitable[object]]) -> AsyncIterator[Held]:
+    async def for_upload(
+        self, session_id: str, exists: Callable[[], Awaitable[object]]
+    ) -> AsyncIterator[HeldWorkspace]:
         """The workspace of a session for a moment; ``Conflict`` where a run keeps it for long."""
         try:
             async with asyncio.timeout(UPLOAD_WAIT_SECONDS):
-                held = await self.hold(session_id, exists)
+                workspace = await self.hold(session_id, exists)
         except TimeoutError:
             raise Conflict("a run of this session uses its workspace", session_id=session_id) from None
         try:
-            yield held
+            yield workspace
         finally:
-            held.release()
+            workspace.release()
 
     async def remove(self, session_id: str) -> None:
         """Remove the files of a session, once nobody uses them any more."""

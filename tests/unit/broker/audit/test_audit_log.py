@@ -18,7 +18,7 @@ import pytest
 
 from tests.unit.stage import until
 from tidebox.broker.audit import audit_log as audit_module
-from tidebox.broker.audit.audit_log import Audit, AuditFiles, Record, render
+from tidebox.broker.audit.audit_log import Audit, AuditFiles, AuditRecord, render
 from tidebox.errors import AuditUnavailable
 from tidebox.model.principal import Caller, Principal
 
@@ -26,7 +26,7 @@ CALLER = Caller(Principal("ada", frozenset({"sandbox_admin"}), "agent"), "192.0.
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
-    """What is in the log; the last line may be half written."""
+    """Return the events in the log; the last line may be half written."""
     text = "".join(path.read_text() for path in sorted(directory.iterdir()))
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
@@ -94,8 +94,8 @@ async def test_events_reach_the_disk_without_being_asked_for(tmp_path: Path, mon
     await audit.close()
 
 
-def record(number: int = 0) -> Record:
-    return Record(0.0, "x", CALLER, "done", {"number": number})
+def record(number: int = 0) -> AuditRecord:
+    return AuditRecord(0.0, "x", CALLER, "done", {"number": number})
 
 
 def files(directory: Path, **options: Any) -> AuditFiles:
@@ -186,7 +186,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_name_that_is_no_text_is_recorded_all_the_same() -> None:
     caller = Caller(Principal("a\ud800b"), "", "", "")
-    assert json.loads(render(Record(0.0, "x", caller, "done", {})))["user_id"] == "a?b"
+    assert json.loads(render(AuditRecord(0.0, "x", caller, "done", {})))["user_id"] == "a?b"
 
 
 async def test_a_log_that_cannot_be_opened_keeps_the_server_from_starting(tmp_path: Path) -> None:

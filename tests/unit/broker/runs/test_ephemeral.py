@@ -15,8 +15,8 @@ import pytest
 from tests.memory_store import DictStore
 from tests.unit.stage import ADA, BOB, Stage, Tally, audited, ignore, make_ending, make_order, until
 from tidebox.broker.audit.audit_log import Audit
-from tidebox.broker.broker import Broker, Load
-from tidebox.broker.runs.ephemeral import Execution
+from tidebox.broker.broker import Broker, BrokerLoad
+from tidebox.broker.runs.ephemeral import EphemeralExecution
 from tidebox.errors import AuditUnavailable, BoxGone, InternalError, Overloaded, QueueExpired, ShuttingDown
 from tidebox.model.events import Event, Output
 from tidebox.model.order import Ending
@@ -41,7 +41,7 @@ async def make_broker(stage: Stage, tally: Tally, tmp_path: Path) -> AsyncIterat
     made: list[Broker] = []
 
     def make(**options: Any) -> Broker:
-        made.append(Broker(runner=stage, store=DictStore(), audit=Audit(tmp_path), meter=tally, **options))
+        made.append(Broker(runner=stage, store=DictStore(), audit=Audit(tmp_path), metrics=tally, **options))
         return made[-1]
 
     yield make
@@ -53,12 +53,12 @@ async def make_broker(stage: Stage, tally: Tally, tmp_path: Path) -> AsyncIterat
 async def test_a_free_slot_is_taken_at_once(make_broker: MakeBroker, stage: Stage, tally: Tally) -> None:
     broker = make_broker(max_concurrent=2)
     executions = [broker.execute(ADA, make_order(), ignore) for _ in range(2)]
-    assert broker.load == Load(active=2, queued=0)
+    assert broker.load == BrokerLoad(active=2, queued=0)
     (await stage.play(1)).finish(make_ending(exit_code=3))
     (await stage.play(0)).finish()
     assert (await executions[1].ending()).exit_code == 3
     assert (await executions[0].ending()).outcome is Outcome.EXITED
-    assert broker.load == Load(active=0, queued=0)
+    assert broker.load == BrokerLoad(active=0, queued=0)
     assert sorted(tally.ends) == ["exit_code_0", "exit_code_nonzero"]
     assert len(tally.waits) == 2
     assert executions[0].id != executions[1].id
@@ -82,7 +82,7 @@ async def test_more_than_the_slots_wait_and_more_than_the_queue_are_refused(
 ) -> None:
     broker = make_broker(max_concurrent=1, queue_max=2, queue_ttl=60.0)
     executions = [broker.execute(ADA, make_order(), ignore) for _ in range(3)]
-    assert broker.load == Load(active=1, queued=2)
+    assert broker.load == BrokerLoad(active=1, queued=2)
     with pytest.raises(Overloaded) as raised:
         broker.execute(ADA, make_order(), ignore)
     assert raised.value.retryable
@@ -108,7 +108,7 @@ async def test_one_that_waits_too_long_is_given_up(make_broker: MakeBroker, stag
     with pytest.raises(QueueExpired):
         await waiting.ending()
     assert tally.ends == ["queue_ttl_expired"]
-    assert broker.load == Load(active=1, queued=0)
+    assert broker.load == BrokerLoad(active=1, queued=0)
     waiting.cancel()
     (await stage.play(0)).finish()
     await running.ending()
@@ -209,7 +209,7 @@ async def test_what_does_not_end_in_its_grace_is_canceled_as_a_failure_of_the_se
         with pytest.raises(ShuttingDown):
             await execution.ending()
     assert tally.ends == ["server_shutdown"] * 2
-    assert broker.load == Load(0, 0)
+    assert broker.load == BrokerLoad(0, 0)
 
 
 @pytest.mark.parametrize("already_running", [True, False])
@@ -222,12 +222,12 @@ async def test_closing_ends_everything_at_once(make_broker: MakeBroker, stage: S
     for execution in executions:
         with pytest.raises(ShuttingDown):
             await execution.ending()
-    assert broker.load == Load(0, 0)
+    assert broker.load == BrokerLoad(0, 0)
     assert stage.on_stage == 0
 
 
 async def test_nothing_is_done_that_cannot_be_recorded(stage: Stage, tmp_path: Path, tally: Tally) -> None:
-    broker = Broker(runner=stage, store=DictStore(), audit=Audit(tmp_path, max_backlog=0), meter=tally)
+    broker = Broker(runner=stage, store=DictStore(), audit=Audit(tmp_path, max_backlog=0), metrics=tally)
     with pytest.raises(AuditUnavailable):
         broker.execute(ADA, make_order(), ignore)
     assert tally.refusals == ["audit_unavailable"]
@@ -243,11 +243,11 @@ async def test_whatever_happens_everyone_accepted_is_told_one_end(
         max_concurrent=4, queue_max=20, queue_ttl=0.01, max_concurrent_per_user=2, queue_max_per_user=8
     )
     callers = [Caller(Principal(f"user-{number}"), "", "", "test") for number in range(5)]
-    accepted: list[Execution] = []
+    accepted: list[EphemeralExecution] = []
     ends: list[object] = []
     watching: list[asyncio.Task[None]] = []
 
-    async def watch(execution: Execution) -> None:
+    async def watch(execution: EphemeralExecution) -> None:
         try:
             ends.append((await execution.ending()).outcome)
         except (QueueExpired, BoxGone) as error:
@@ -279,7 +279,7 @@ async def test_whatever_happens_everyone_accepted_is_told_one_end(
     await asyncio.gather(*watching)
     assert len(ends) == len(accepted) == len(tally.ends)
     assert stage.most_on_stage <= 4
-    assert broker.load == Load(0, 0)
+    assert broker.load == BrokerLoad(0, 0)
     await broker.close()
     lines = audited(tmp_path)
     counted = Counter(line["event"] for line in lines)
@@ -305,4 +305,4 @@ async def test_an_execution_costs_few_turns_of_the_loop(make_broker: MakeBroker)
         await asyncio.sleep(0)
         turns += 1
     assert turns <= 3
-    await until(lambda: broker.load == Load(0, 0))
+    await until(lambda: broker.load == BrokerLoad(0, 0))

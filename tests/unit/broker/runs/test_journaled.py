@@ -14,14 +14,14 @@ import pytest
 from tests.memory_store import DictStore
 from tests.unit.stage import ADA, BOB, ROOT, Stage, Tally, audited, ignore, make_ending, make_order, until
 from tidebox.broker.audit.audit_log import Audit
-from tidebox.broker.broker import Broker, Load
+from tidebox.broker.broker import Broker, BrokerLoad
 from tidebox.broker.runs.journaled import Receipt, Retention
-from tidebox.broker.runs.log_hub import Hub, Reader
+from tidebox.broker.runs.log_hub import LogHub, LogReader
 from tidebox.broker.runs.quotas import Quotas
-from tidebox.broker.runs.run_plan import Work, encode_work
+from tidebox.broker.runs.run_plan import RunPlan, encode_plan
 from tidebox.broker.runs.stdin import StdinRules
 from tidebox.broker.storage.log_files import LogFiles
-from tidebox.broker.storage.log_frames import Frame, Gap
+from tidebox.broker.storage.log_frames import Gap, LogFrame
 from tidebox.errors import (
     Conflict,
     Forbidden,
@@ -135,7 +135,7 @@ async def make_broker(stage: Stage, tally: Tally, tmp_path: Path) -> AsyncIterat
 
     async def make(store: DictStore | None = None, **options: Any) -> Broker:
         audit = Audit(tmp_path / "audit")
-        made.append(Broker(runner=stage, store=store or DictStore(), audit=audit, meter=tally, **options))
+        made.append(Broker(runner=stage, store=store or DictStore(), audit=audit, metrics=tally, **options))
         await made[-1].start()
         return made[-1]
 
@@ -145,19 +145,19 @@ async def make_broker(stage: Stage, tally: Tally, tmp_path: Path) -> AsyncIterat
     await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
 
-def make_work(code: str = "", **options: Any) -> Work:
-    return Work(launch=plan_code("python", code, env=options.pop("env", None)), spec=BoxSpec(), **options)
+def make_work(code: str = "", **options: Any) -> RunPlan:
+    return RunPlan(launch=plan_code("python", code, env=options.pop("env", None)), spec=BoxSpec(), **options)
 
 
 async def submit(broker: Broker, caller: Caller = ADA, claim: Claim | None = None, **work: Any) -> Receipt:
     return await broker.runs.submit(caller, FACTS, make_work(**work), claim)
 
 
-async def entries(reader: Reader) -> list[LogEntry]:
+async def entries(reader: LogReader) -> list[LogEntry]:
     """The rest of a log."""
     found: list[LogEntry] = []
     while batch := await reader.read():
-        found += [item.entry for item in batch if isinstance(item, Frame)]
+        found += [item.entry for item in batch if isinstance(item, LogFrame)]
     return found
 
 
@@ -177,7 +177,7 @@ async def test_a_run_from_its_beginning_to_its_end(
     assert (receipt.run.phase, receipt.answered, receipt.expected_wait) == (Phase.STARTING, None, None)
     assert receipt.run.started_at is not None
     play = await stage.play(0)
-    await until(lambda: broker.load == Load(1, 0))
+    await until(lambda: broker.load == BrokerLoad(1, 0))
     assert (await broker.runs.get(ADA, receipt.run.id)).phase is Phase.RUNNING
     await play.say(b"hello")
     play.finish()
@@ -205,7 +205,7 @@ async def test_both_doors_share_the_slots(make_broker: MakeBroker, stage: Stage)
     assert receipt.run.phase is Phase.QUEUED
     assert receipt.run.started_at is None
     assert receipt.expected_wait is not None
-    assert broker.load == Load(1, 1)
+    assert broker.load == BrokerLoad(1, 1)
     (await stage.play(0)).finish()
     await execution.ending()
     (await stage.play(1)).finish()
@@ -269,7 +269,7 @@ async def test_a_program_that_cannot_be_started_in_time(make_broker: MakeBroker,
     stage.doors_open.clear()
     run = await finished(broker, (await submit(broker, startup_timeout=0.01)).run)
     assert (run.phase, run.reason) == (Phase.TIMED_OUT, Reason.STARTUP_TIMEOUT)
-    assert broker.load == Load(0, 0)
+    assert broker.load == BrokerLoad(0, 0)
 
 
 async def test_the_time_to_start_does_not_count_for_the_program(make_broker: MakeBroker, stage: Stage) -> None:
@@ -434,7 +434,7 @@ async def test_concurrent_identical_requests_make_one_run(
     assert len({receipt.run.id for receipt in receipts}) == 1
     assert sum(receipt.answered is None for receipt in receipts) == 1
     await stage.play(0)
-    assert broker.load == Load(1, 0)
+    assert broker.load == BrokerLoad(1, 0)
     assert len(stage.plays) == 1
 
 
@@ -443,21 +443,21 @@ async def test_a_quota_holds_also_among_concurrent_requests(make_broker: MakeBro
     answers = await asyncio.gather(*(submit(broker) for _ in range(10)), return_exceptions=True)
     assert sum(isinstance(answer, Receipt) for answer in answers) == 3
     assert sum(isinstance(answer, QuotaExceeded) for answer in answers) == 7
-    assert broker.load == Load(3, 0)
+    assert broker.load == BrokerLoad(3, 0)
     await submit(broker, BOB)
 
 
 async def test_a_caller_who_goes_away_leaves_a_whole_run(make_broker: MakeBroker, stage: Stage) -> None:
     broker = await make_broker(SlowStore())
     submitting = asyncio.ensure_future(submit(broker, claim=claim()))
-    await until(lambda: broker.load == Load(1, 0))
+    await until(lambda: broker.load == BrokerLoad(1, 0))
     submitting.cancel()
     await asyncio.wait([submitting])
     (await stage.play(0)).finish()
     again = await submit(broker, claim=claim())
     assert again.answered is not None
     assert (await finished(broker, again.run)).phase is Phase.COMPLETED
-    assert broker.load == Load(0, 0)
+    assert broker.load == BrokerLoad(0, 0)
 
 
 async def test_shutting_down_leaves_the_queue_to_the_next_server(
@@ -514,10 +514,10 @@ async def test_a_run_that_is_just_being_accepted_when_the_server_closes(make_bro
     store = SlowStore()
     broker = await make_broker(store)
     submitting = asyncio.ensure_future(submit(broker))
-    await until(lambda: broker.load == Load(1, 0))
+    await until(lambda: broker.load == BrokerLoad(1, 0))
     await broker.close()
     await asyncio.wait([submitting])
-    assert broker.load == Load(0, 0)
+    assert broker.load == BrokerLoad(0, 0)
     page = await store.list_runs(RunQuery())
     assert all(run.phase.terminal for run in page.runs)
 
@@ -527,7 +527,7 @@ async def test_what_a_killed_server_left_is_taken_up(make_broker: MakeBroker, st
     left = {}
     for number, name in enumerate(("starting", "running", "queued")):
         left[name] = Run(id=name, caller=ADA, facts=FACTS, created_at=float(number))
-        await store.create_run(Creation(run=left[name], work=encode_work(make_work(name))))
+        await store.create_run(Creation(run=left[name], work=encode_plan(make_work(name))))
     for name in ("starting", "running"):
         await store.advance_run(left[name], Transition(to=Phase.STARTING, at=5.0))
     await store.advance_run(left["running"], Transition(to=Phase.RUNNING, at=6.0))
@@ -536,7 +536,7 @@ async def test_what_a_killed_server_left_is_taken_up(make_broker: MakeBroker, st
     broker = await make_broker(store, max_concurrent=1, queue_max=0)
     failed = await broker.runs.get(ADA, "running")
     assert (failed.phase, failed.reason) == (Phase.FAILED, Reason.SERVER_RESTARTED)
-    assert broker.load == Load(active=1, queued=1)
+    assert broker.load == BrokerLoad(active=1, queued=1)
     for number, name in enumerate(("starting", "queued")):
         play = await stage.play(number)
         assert play.order.launch.program.source == name.encode()
@@ -548,7 +548,7 @@ async def test_a_run_that_cannot_be_read_keeps_no_other_from_being_taken_up(
     make_broker: MakeBroker, stage: Stage
 ) -> None:
     store = DurableStore()
-    for number, (name, work) in enumerate((("broken", b"[1]"), ("whole", encode_work(make_work("whole"))))):
+    for number, (name, work) in enumerate((("broken", b"[1]"), ("whole", encode_plan(make_work("whole"))))):
         run = Run(id=name, caller=ADA, facts=FACTS, created_at=float(number))
         await store.create_run(Creation(run=run, work=work))
     broker = await make_broker(store)
@@ -568,7 +568,7 @@ async def test_a_store_that_goes_away_holds_up_ends_but_loses_none(make_broker: 
         await submit(broker)
     play.finish()
     await until(lambda: store.missed > 1)
-    assert broker.load == Load(0, 0)
+    assert broker.load == BrokerLoad(0, 0)
     assert (await broker.runs.get(ADA, run.id)).phase is Phase.RUNNING
     store.away = False
     assert (await finished(broker, run)).phase is Phase.COMPLETED
@@ -603,7 +603,7 @@ async def test_a_run_that_nobody_was_told_of_ends(
     store.mute, store.away = 1, True
     with pytest.raises(StoreUnavailable):
         await submit(broker)
-    assert broker.load == Load(0, 0)
+    assert broker.load == BrokerLoad(0, 0)
     store.away = False
     [run] = (await store.list_runs(RunQuery())).runs
     while not run.phase.terminal:
@@ -663,7 +663,7 @@ async def test_a_node_that_was_forgotten_lets_go_of_everything_and_ends_nothing(
     # Another node has taken everything.
     theirs = {run.id: run for run, _ in await store.recover_runs(Owner("other", 1))}
     await broker.runs.abandon()
-    assert broker.load == Load(0, 0)
+    assert broker.load == BrokerLoad(0, 0)
     assert await entries(log) == []
     assert [await store.run(run.id) for run in (running, waiting)] == [theirs[running.id], theirs[waiting.id]]
     with pytest.raises(Conflict, match="another server has this run"):
@@ -675,11 +675,11 @@ async def test_what_is_inherited_is_done_once_however_often_it_is_told(make_brok
     broker = await make_broker(store, max_concurrent=1)
     blocker = (await submit(broker)).run
     left = Run(id="left", caller=ADA, facts=FACTS, created_at=1.0, owner=blocker.owner, attempt=2)
-    work = encode_work(make_work("left"))
+    work = encode_plan(make_work("left"))
     await store.create_run(Creation(run=left, work=work))
     for _ in range(2):
         await broker.runs.inherit(Estate(runs=((left, work),)))
-    assert broker.load == Load(active=1, queued=1)
+    assert broker.load == BrokerLoad(active=1, queued=1)
     (await stage.play(0)).finish()
     (await stage.play(1)).finish()
     assert (await finished(broker, left)).phase is Phase.COMPLETED
@@ -723,7 +723,7 @@ async def test_the_oldest_logs_go_where_there_are_too_many(
 ) -> None:
     monkeypatch.setattr("tidebox.broker.runs.journaled._PRUNE_SECONDS", 0.001)
     logs = tmp_path / "runs"
-    hub = Hub(LogFiles(logs), kept_channels=0)
+    hub = LogHub(LogFiles(logs), kept_channels=0)
     broker = await make_broker(retention=Retention(log_bytes=1500), hub=hub)
     runs, plays = [], []
     for number in range(3):
@@ -758,7 +758,7 @@ async def test_logs_go_with_their_runs_and_a_store_that_is_away_is_asked_again(
         await DictStore.prune(store, claims_before=claims_before, runs_before=runs_before)
 
     monkeypatch.setattr(store, "prune", prune)
-    broker = await make_broker(store, retention=Retention(claims=0.01, runs=0.05), hub=Hub(LogFiles(logs)))
+    broker = await make_broker(store, retention=Retention(claims=0.01, runs=0.05), hub=LogHub(LogFiles(logs)))
     run = (await submit(broker)).run
     play = await stage.play(0)
     await play.say(b"hello")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidebox.broker.runs.log_hub import Channel, Hub, Reader
-from tidebox.broker.storage.log_frames import Frame, Gap
+from tidebox.broker.runs.log_hub import LogChannel, LogHub, LogReader
+from tidebox.broker.storage.log_frames import Gap, LogFrame
 from tidebox.model.events import Output
 from tidebox.model.log import Ended, Heartbeat
 from tidebox.model.principal import Caller, Principal
@@ -28,12 +28,12 @@ def out(text: str) -> Output:
     return Output("stdout", text.encode())
 
 
-def wide_channel() -> Channel:
-    return Channel(max_bytes=10**9)
+def wide_channel() -> LogChannel:
+    return LogChannel(max_bytes=10**9)
 
 
-async def read_all(reader: Reader) -> list[Frame | Gap]:
-    found: list[Frame | Gap] = []
+async def read_all(reader: LogReader) -> list[LogFrame | Gap]:
+    found: list[LogFrame | Gap] = []
     while batch := await reader.read():
         found += batch
     return found
@@ -45,8 +45,8 @@ async def test_entries_are_numbered_from_one_without_holes() -> None:
         channel.publish(out(str(number)))
     channel.end(END)
     frames = await read_all(channel.read_from())
-    assert [frame.seq for frame in frames if isinstance(frame, Frame)] == [1, 2, 3, 4, 5, 6]
-    assert frames[-1] == Frame(6, END)
+    assert [frame.seq for frame in frames if isinstance(frame, LogFrame)] == [1, 2, 3, 4, 5, 6]
+    assert frames[-1] == LogFrame(6, END)
 
 
 async def test_a_log_ends_once() -> None:
@@ -55,7 +55,7 @@ async def test_a_log_ends_once() -> None:
     for late in (END, out("x")):
         with pytest.raises(RuntimeError):
             channel.publish(late)
-    assert await read_all(channel.read_from()) == [Frame(1, END)]
+    assert await read_all(channel.read_from()) == [LogFrame(1, END)]
 
 
 async def test_a_reader_begins_where_it_asks_to() -> None:
@@ -66,11 +66,11 @@ async def test_a_reader_begins_where_it_asks_to() -> None:
     channel.end(END)
     for seq, expected in ((None, 1), (0, 1), (-3, 1), (3, 3), (5, 5)):
         first = (await channel.read_from(seq).read())[0]
-        assert isinstance(first, Frame)
+        assert isinstance(first, LogFrame)
         assert first.seq == expected
-    assert await read_all(tail) == [Frame(5, END)]
+    assert await read_all(tail) == [LogFrame(5, END)]
     for late in (channel.read_from(99), channel.read_from(tail=True)):
-        assert await read_all(late) == [Frame(5, END)]
+        assert await read_all(late) == [LogFrame(5, END)]
 
 
 async def test_a_reader_waits_for_what_comes() -> None:
@@ -80,7 +80,7 @@ async def test_a_reader_waits_for_what_comes() -> None:
     await asyncio.sleep(0)
     assert not reading.done()
     channel.publish(out("a"))
-    assert await reading == [Frame(1, out("a"))]
+    assert await reading == [LogFrame(1, out("a"))]
     ended = asyncio.ensure_future(reader.read())
     await asyncio.sleep(0)
     channel.abandon()
@@ -93,27 +93,27 @@ async def test_a_reader_that_goes_away_leaves_the_others() -> None:
     await asyncio.sleep(0)
     readings[1].cancel()
     channel.publish(out("a"))
-    assert await readings[0] == await readings[2] == [Frame(1, out("a"))]
+    assert await readings[0] == await readings[2] == [LogFrame(1, out("a"))]
     with pytest.raises(asyncio.CancelledError):
         await readings[1]
 
 
 async def test_one_that_falls_behind_is_told_what_it_missed() -> None:
-    channel = Channel(max_bytes=900)
+    channel = LogChannel(max_bytes=900)
     reader = channel.read_from()
     channel.publish(out("0"))
-    assert [found for found in await reader.read()] == [Frame(1, out("0"))]
+    assert [found for found in await reader.read()] == [LogFrame(1, out("0"))]
     for number in range(1, 8):
         channel.publish(out(str(number)))
     found = await reader.read()
     assert found[0] == Gap(requested=2, delivered=6)
     assert isinstance(found[0], Gap)
     assert found[0].lost == 4
-    assert [frame.seq for frame in found[1:] if isinstance(frame, Frame)] == [6, 7, 8]
+    assert [frame.seq for frame in found[1:] if isinstance(frame, LogFrame)] == [6, 7, 8]
 
 
 async def test_a_history_is_bounded_in_bytes() -> None:
-    channel = Channel(max_bytes=10_000)
+    channel = LogChannel(max_bytes=10_000)
     for _ in range(1000):
         channel.publish(out("x" * 1000))
     assert channel.size <= 10_000
@@ -123,19 +123,19 @@ async def test_a_history_is_bounded_in_bytes() -> None:
 
 
 async def test_an_entry_that_is_too_large_to_keep_is_a_gap_too() -> None:
-    channel = Channel(max_bytes=1000)
+    channel = LogChannel(max_bytes=1000)
     reader = channel.read_from()
     channel.publish(out("x" * 5000))
     channel.publish(out("a"))
-    assert await reader.read() == [Gap(1, 2), Frame(2, out("a"))]
+    assert await reader.read() == [Gap(1, 2), LogFrame(2, out("a"))]
 
 
 async def test_a_reader_is_not_left_waiting_by_an_entry_that_is_not_kept() -> None:
-    channel = Channel(max_bytes=1000)
+    channel = LogChannel(max_bytes=1000)
     reader = channel.read_from()
     channel.publish(out("x" * 5000))
     channel.end(END)
-    assert await read_all(reader) == [Gap(1, 2), Frame(2, END)]
+    assert await read_all(reader) == [Gap(1, 2), LogFrame(2, END)]
 
 
 @given(
@@ -146,9 +146,9 @@ async def test_a_reader_is_not_left_waiting_by_an_entry_that_is_not_kept() -> No
 async def test_a_reader_sees_every_number_or_a_gap_in_its_place(
     sizes: list[int], max_bytes: int, pauses: list[int]
 ) -> None:
-    channel = Channel(max_bytes=max_bytes)
+    channel = LogChannel(max_bytes=max_bytes)
     reader = channel.read_from()
-    found: list[Frame | Gap] = []
+    found: list[LogFrame | Gap] = []
     for position, size in enumerate(sizes):
         channel.publish(out("x" * size))
         if position in pauses and reader.next_seq <= channel.last_seq:
@@ -166,12 +166,12 @@ async def test_a_reader_sees_every_number_or_a_gap_in_its_place(
     assert following == len(sizes) + 2
 
 
-def filled(hub: Hub, id: str, size: int) -> None:
+def filled(hub: LogHub, id: str, size: int) -> None:
     hub.open(id).publish(out("x" * size))
 
 
 async def test_logs_that_ended_stay_until_newer_ones_need_the_room() -> None:
-    hub = Hub(kept_bytes=10_000, kept_channels=3)
+    hub = LogHub(kept_bytes=10_000, kept_channels=3)
     filled(hub, "live", 50_000)
     for number in range(5):
         filled(hub, f"run-{number}", 10)
@@ -187,7 +187,7 @@ async def test_logs_that_ended_stay_until_newer_ones_need_the_room() -> None:
 
 
 async def test_a_log_that_is_forgotten_is_still_read_to_its_end_by_who_has_it() -> None:
-    hub = Hub(kept_bytes=0, kept_channels=0)
+    hub = LogHub(kept_bytes=0, kept_channels=0)
     filled(hub, "run", 3)
     channel = hub.channel("run")
     assert channel is not None

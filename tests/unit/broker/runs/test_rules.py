@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebox import errors
-from tidebox.broker.runs.admission import Capacity, Demand, Verdict, admit
-from tidebox.broker.runs.log_hub import Channel
+from tidebox.broker.runs.admission import AdmissionDecision, Capacity, Demand, admit
+from tidebox.broker.runs.log_hub import LogChannel
 from tidebox.broker.runs.log_writer import PIECE_BYTES, LogWriter, complete_length
 from tidebox.broker.runs.quotas import Quotas, day_of
-from tidebox.broker.runs.run_plan import Work, decode_work, encode_work
+from tidebox.broker.runs.run_plan import RunPlan, decode_plan, encode_plan
 from tidebox.broker.runs.stdin import StdinRules
 from tidebox.errors import IdempotencyConflict, InvalidRequest, Overloaded, QuotaExceeded, TideboxError
 from tidebox.model.box import BoxSpec
@@ -112,11 +112,11 @@ CAPACITY = Capacity(max_concurrent=2, queue_max=2, queue_ttl=9.0, max_concurrent
 
 
 def test_admission() -> None:
-    assert admit(CAPACITY, Demand(1, 0, 0, 0)) is Verdict.START
+    assert admit(CAPACITY, Demand(1, 0, 0, 0)) is AdmissionDecision.START
     # Those in the queue wait for something else than this free slot.
-    assert admit(CAPACITY, Demand(1, 2, 0, 0)) is Verdict.START
-    assert admit(CAPACITY, Demand(1, 0, 1, 0)) is Verdict.QUEUE
-    assert admit(CAPACITY, Demand(2, 1, 0, 0)) is Verdict.QUEUE
+    assert admit(CAPACITY, Demand(1, 2, 0, 0)) is AdmissionDecision.START
+    assert admit(CAPACITY, Demand(1, 0, 1, 0)) is AdmissionDecision.QUEUE
+    assert admit(CAPACITY, Demand(2, 1, 0, 0)) is AdmissionDecision.QUEUE
     for demand, scope in ((Demand(2, 2, 0, 0), "server"), (Demand(2, 1, 1, 1), "user")):
         with pytest.raises(Overloaded) as raised:
             admit(CAPACITY, demand)
@@ -196,7 +196,7 @@ def test_a_claim_is_settled_by_its_fingerprint() -> None:
 
 
 async def logged(chunks: list[tuple[StreamName, bytes]], cap: int) -> tuple[list[Any], LogWriter]:
-    channel = Channel(max_bytes=10**9)
+    channel = LogChannel(max_bytes=10**9)
     writer = LogWriter(channel, cap)
     for stream, data in chunks:
         writer.write(stream, data)
@@ -244,7 +244,7 @@ def test_at_most_three_bytes_are_held_back(data: bytes) -> None:
 
 
 def test_work_comes_back_as_it_was() -> None:
-    work = Work(
+    work = RunPlan(
         launch=plan_code("python", "print('ö')", env={"KEY": "välue"}, arguments=["a", ""]),
         spec=BoxSpec(image="python:3.11"),
         files={"/workspace/data": bytes(range(256))},
@@ -253,9 +253,9 @@ def test_work_comes_back_as_it_was() -> None:
         startup_timeout=1.5,
         log_cap=77,
     )
-    assert decode_work(encode_work(work)) == work
+    assert decode_plan(encode_plan(work)) == work
 
 
 def test_work_that_cannot_be_written_down_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        encode_work(Work(launch=plan_code("python", "", env={"KEY": "\ud800"}), spec=BoxSpec()))
+        encode_plan(RunPlan(launch=plan_code("python", "", env={"KEY": "\ud800"}), spec=BoxSpec()))

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.virtual_time import VirtualTimeLoop
 from tidebox.broker.runs.admission import Capacity
-from tidebox.broker.runs.scheduler import Place, Scheduler, Ticket
+from tidebox.broker.runs.scheduler import Scheduler, Ticket, TicketState
 from tidebox.errors import Overloaded
 
 USERS = ("ada", "bob", "cyd", "dan")
@@ -19,7 +19,7 @@ TTL = 10.0
 
 
 class Claimant:
-    """One who asked for a slot, and what he was told."""
+    """A client of the scheduler, and the calls it got."""
 
     def __init__(self, machine: SchedulerMachine, user: str) -> None:
         self.machine = machine
@@ -68,7 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "scheduler"):
             for claimant in self.waiting:
-                self.loop.do(self.scheduler.leave, claimant.ticket)
+                self.loop.do(self.scheduler.release, claimant.ticket)
         self.loop.close()
 
     # What the rules say, written a second time and simply.
@@ -89,9 +89,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         return full and not self.may_run(user)
 
     def check_turn(self, chosen: Claimant) -> None:
-        """Called when one is given a slot: he could have it, was the first of his own, and it was his turn."""
+        """Check that the slot was free, the client the first of its user, and that it was the user's turn."""
         assert self.may_run(chosen.user)
-        assert chosen.ticket.place is Place.ACTIVE
+        assert chosen.ticket.state is TicketState.ACTIVE
         if chosen in self.waiting:
             assert next(other for other in self.waiting if other.user == chosen.user) is chosen
             self.waiting.remove(chosen)
@@ -140,15 +140,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     def finish(self, data: st.DataObject) -> None:
         claimant = data.draw(st.sampled_from(self.active))
         self.active.remove(claimant)
-        self.loop.do(self.scheduler.leave, claimant.ticket)
+        self.loop.do(self.scheduler.release, claimant.ticket)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def give_up(self, data: st.DataObject) -> None:
         claimant = data.draw(st.sampled_from(self.waiting))
         self.gone(claimant)
-        self.loop.do(self.scheduler.leave, claimant.ticket)
-        self.loop.do(self.scheduler.leave, claimant.ticket)
+        self.loop.do(self.scheduler.release, claimant.ticket)
+        self.loop.do(self.scheduler.release, claimant.ticket)
         assert claimant.told == []
 
     @rule(seconds=st.floats(0.1, 2 * TTL))
@@ -204,7 +204,7 @@ def test_one_user_with_much_to_do_does_not_hold_up_another() -> None:
     for number in range(3):
         ask(f"bob-{number}", "bob")
     for position in range(6):
-        loop.do(scheduler.leave, tickets[served[position]])
+        loop.do(scheduler.release, tickets[served[position]])
     assert served == ["ada-0", "ada-1", "bob-0", "ada-2", "bob-1", "ada-3", "bob-2"]
     loop.close()
 
@@ -216,7 +216,7 @@ def test_the_expected_wait_follows_what_is_seen() -> None:
         ticket = Ticket("ada", lambda: None, lambda: None)
         loop.do(scheduler.enter, ticket)
         loop.pass_time(20.0)
-        loop.do(scheduler.leave, ticket)
+        loop.do(scheduler.release, ticket)
         assert (ticket.waited, round(ticket.held)) == (0.0, 20)
     assert 19 <= scheduler.expected_wait() <= 21
     loop.close()

@@ -16,8 +16,8 @@ from tests.unit.stage import ADA, BOB, ROOT, Stage, until
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.broker import Broker
 from tidebox.broker.runs.journaled import Receipt
-from tidebox.broker.runs.run_files import Keeper
-from tidebox.broker.runs.run_plan import Work
+from tidebox.broker.runs.run_files import FileManager
+from tidebox.broker.runs.run_plan import RunPlan
 from tidebox.errors import NodeLost, NotFound, StoreUnavailable, WrongNode
 from tidebox.model.box import BoxSpec
 from tidebox.model.idempotency import Claim
@@ -31,7 +31,7 @@ from tidebox.store.base import SessionCreation
 MakeBroker = Callable[..., Awaitable[Broker]]
 
 
-class Shelf(Keeper):
+class Shelf(FileManager):
     """Remembers which sessions' files were to be removed."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ async def make_broker(stage: Stage, shelf: Shelf, tmp_path: Path) -> AsyncIterat
     async def make(store: DictStore | None = None, **options: Any) -> Broker:
         options = {"reaper_interval": 0.01} | options
         broker = Broker(
-            runner=stage, store=store or DictStore(), audit=Audit(tmp_path / "audit"), keeper=shelf, **options
+            runner=stage, store=store or DictStore(), audit=Audit(tmp_path / "audit"), file_manager=shelf, **options
         )
         made.append(broker)
         await broker.start()
@@ -108,7 +108,7 @@ async def submit(broker: Broker, session: Session | None = None, caller: Caller 
         policy_hash="f00d",
         session_id=session.id if session is not None else None,
     )
-    return await broker.runs.submit(caller, facts, Work(launch=plan_code("python", ""), spec=BoxSpec()))
+    return await broker.runs.submit(caller, facts, RunPlan(launch=plan_code("python", ""), spec=BoxSpec()))
 
 
 async def phase_of(broker: Broker, receipt: Receipt) -> Phase:

@@ -18,13 +18,13 @@ from tests.memory_store import DictStore
 from tests.unit.stage import ADA, audited, until
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.sandboxes.bindings import Bindings
-from tidebox.broker.sandboxes.leases import Terms
-from tidebox.broker.sandboxes.live_binding import Ask, Held, Mode
-from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Extras, Provider, Providers
+from tidebox.broker.sandboxes.leases import LeaseTerms
+from tidebox.broker.sandboxes.live_binding import BindingMode, BindingRequest, LiveBinding
+from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Provider, Providers, SandboxExtras
 from tidebox.broker.sandboxes.providers.local import LocalProvider
 from tidebox.broker.sandboxes.providers.peer import Peer
-from tidebox.broker.sandboxes.sandbox import Inside, LiveSandbox, Pass
-from tidebox.broker.sandboxes.warm_boxes import Stock
+from tidebox.broker.sandboxes.sandbox import AccessPass, LiveSandbox, SandboxOperations
+from tidebox.broker.sandboxes.warm_boxes import WarmBoxes
 from tidebox.cluster.membership import Membership
 from tidebox.errors import InternalError, ProviderUnavailable, ProvisionFailed
 from tidebox.model.box import BoxSpec
@@ -35,7 +35,7 @@ from tidebox.model.runtimes import Features
 from tidebox.model.sandbox import TRANSITIONS, Binding, Capability, SandboxState, Scope, ScopeType
 from tidebox.runtime.base import Box, Runtime
 
-ASK = Ask(scope=Scope(ScopeType.THREAD, "t"), mode=Mode.ENSURE)
+ASK = BindingRequest(scope=Scope(ScopeType.THREAD, "t"), mode=BindingMode.ENSURE)
 ILLEGAL = [(one, two) for one in SandboxState for two in SandboxState if two not in TRANSITIONS[one]]
 
 
@@ -65,7 +65,7 @@ class Toy(LiveSandbox):
         """Say that it was used just now."""
         self._on_use(0.0)
 
-    def use(self, request_id: str | None = None) -> AbstractAsyncContextManager[Inside]:
+    def use(self, request_id: str | None = None) -> AbstractAsyncContextManager[SandboxOperations]:
         raise NotImplementedError
 
     async def suspend(self) -> bool:
@@ -73,16 +73,16 @@ class Toy(LiveSandbox):
         await self.may_suspend.wait()
         return True
 
-    async def admit(self, actor: Actor, capabilities: frozenset[Capability]) -> Pass | None:
+    async def issue_pass(self, actor: Actor, capabilities: frozenset[Capability]) -> AccessPass | None:
         return None
 
     async def revoke(self) -> None:
         pass
 
-    def needed(self) -> None:
+    def send_heartbeat(self) -> None:
         pass
 
-    def doubted(self) -> None:
+    def verify_idle(self) -> None:
         pass
 
     async def close(self) -> None:
@@ -92,7 +92,7 @@ class Toy(LiveSandbox):
 class Maker(Provider):
     """Makes toys when it may."""
 
-    keeps = False
+    durable = False
     up = True
     busy = False
     silent_for = 0.0
@@ -110,7 +110,9 @@ class Maker(Provider):
     def take(self) -> LiveSandbox | None:
         return None
 
-    async def create(self, binding_id: str, like: LiveSandbox | None = None, extras: Extras = NO_EXTRAS) -> LiveSandbox:
+    async def create(
+        self, binding_id: str, like: LiveSandbox | None = None, extras: SandboxExtras = NO_EXTRAS
+    ) -> LiveSandbox:
         await self.open.wait()
         if self.error is not None:
             raise self.error
@@ -146,7 +148,7 @@ async def audit(tmp_path: Path) -> Audit:
 
 @pytest.fixture
 async def bindings(maker: Maker, other: Maker, audit: Audit) -> AsyncIterator[Bindings]:
-    terms = Terms(idle_timeout=0.01, grace=3600.0)
+    terms = LeaseTerms(idle_timeout=0.01, grace=3600.0)
     providers = Providers([maker, other])
     made = Bindings(store=DictStore(), audit=audit, membership=Membership(), providers=providers, terms=terms)
     await made.start()
@@ -155,13 +157,13 @@ async def bindings(maker: Maker, other: Maker, audit: Audit) -> AsyncIterator[Bi
     await audit.close()
 
 
-def state_of(held: Held) -> SandboxState:
-    return held.binding.state
+def state_of(live: LiveBinding) -> SandboxState:
+    return live.binding.state
 
 
-def make_held(state: SandboxState) -> Held:
+def make_held(state: SandboxState) -> LiveBinding:
     now = time.time()
-    return Held(
+    return LiveBinding(
         Binding(
             id="bind-1",
             scope=ASK.scope,
@@ -180,63 +182,63 @@ def make_held(state: SandboxState) -> Held:
 def test_a_step_that_the_table_lacks_is_refused_loudly(
     before: SandboxState, after: SandboxState, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = make_held(before)
+    live = make_held(before)
     with caplog.at_level(logging.ERROR), pytest.raises(InternalError):
-        held.go(after)
-    assert held.binding.state is before
+        live.transition(after)
+    assert live.binding.state is before
     assert f"{before.value} to {after.value}" in caplog.text
 
 
 async def test_a_lost_sandbox_is_made_anew_before_it_says_that_it_is_lost(bindings: Bindings, maker: Maker) -> None:
-    held, _ = await bindings.obtain(ADA, ASK)
+    live, _ = await bindings.ensure(ADA, ASK)
     (first,) = maker.made
     first.gone = True
     maker.open.clear()
-    again = asyncio.create_task(bindings.obtain(ADA, ASK))
-    await until(lambda: held.starting is not None)
-    assert state_of(held) is SandboxState.PROVISIONING
+    again = asyncio.create_task(bindings.ensure(ADA, ASK))
+    await until(lambda: live.starting is not None)
+    assert state_of(live) is SandboxState.PROVISIONING
     # What is told of it from now on is history.
     first.tell_use()
     first.tell_gone()
-    assert state_of(held) is SandboxState.PROVISIONING
+    assert state_of(live) is SandboxState.PROVISIONING
     maker.open.set()
     async with asyncio.timeout(20):
         _, second = await again
     assert second is maker.made[1]
-    assert state_of(held) is SandboxState.ACTIVE
+    assert state_of(live) is SandboxState.ACTIVE
 
 
 async def test_a_loss_is_told_once(bindings: Bindings, maker: Maker, audit: Audit, tmp_path: Path) -> None:
-    held, _ = await bindings.obtain(ADA, ASK)
+    live, _ = await bindings.ensure(ADA, ASK)
     maker.made[0].tell_gone()
     maker.made[0].tell_gone()
-    assert state_of(held) is SandboxState.FAILED
+    assert state_of(live) is SandboxState.FAILED
     await audit.close()
     lost = [event for event in audited(tmp_path / "audit") if event["event"] == "sandbox.access.lost"]
     assert len(lost) == 1
 
 
 async def test_a_defect_in_the_making_leaves_no_binding_in_the_making(bindings: Bindings, maker: Maker) -> None:
-    held, _ = await bindings.obtain(ADA, ASK)
+    live, _ = await bindings.ensure(ADA, ASK)
     maker.made[0].tell_gone()
     maker.error = RuntimeError("a defect")
     with pytest.raises(RuntimeError):
-        await bindings.obtain(ADA, ASK)
-    assert state_of(held) is SandboxState.FAILED
+        await bindings.ensure(ADA, ASK)
+    assert state_of(live) is SandboxState.FAILED
     maker.error = None
     async with asyncio.timeout(20):
-        await bindings.obtain(ADA, ASK)
-    assert state_of(held) is SandboxState.ACTIVE
+        await bindings.ensure(ADA, ASK)
+    assert state_of(live) is SandboxState.ACTIVE
 
 
 @pytest.mark.parametrize("meanwhile", ["used", "lost"])
 async def test_what_happens_while_a_sandbox_is_frozen_stands(bindings: Bindings, maker: Maker, meanwhile: str) -> None:
-    held, _ = await bindings.obtain(ADA, ASK)
+    live, _ = await bindings.ensure(ADA, ASK)
     (toy,) = maker.made
-    while state_of(held) is not SandboxState.IDLE:
-        await bindings.look()
+    while state_of(live) is not SandboxState.IDLE:
+        await bindings.reap()
         await asyncio.sleep(0.01)
-    looking = asyncio.create_task(bindings.look())
+    looking = asyncio.create_task(bindings.reap())
     async with asyncio.timeout(20):
         await toy.suspending.wait()
     if meanwhile == "used":
@@ -245,16 +247,16 @@ async def test_what_happens_while_a_sandbox_is_frozen_stands(bindings: Bindings,
         toy.tell_gone()
     toy.may_suspend.set()
     await looking
-    assert state_of(held) is (SandboxState.ACTIVE if meanwhile == "used" else SandboxState.FAILED)
+    assert state_of(live) is (SandboxState.ACTIVE if meanwhile == "used" else SandboxState.FAILED)
 
 
 async def test_a_busy_provider_is_passed_over(bindings: Bindings, maker: Maker, other: Maker) -> None:
     maker.busy = True
-    held, sandbox = await bindings.obtain(ADA, ASK)
-    assert (held.binding.provider, [sandbox], maker.made) == ("others", other.made, [])
+    live, sandbox = await bindings.ensure(ADA, ASK)
+    assert (live.binding.provider, [sandbox], maker.made) == ("others", other.made, [])
     other.up = False
-    held, _ = await bindings.obtain(ADA, replace(ASK, scope=Scope(ScopeType.THREAD, "busy but up")))
-    assert held.binding.provider == "toys"
+    live, _ = await bindings.ensure(ADA, replace(ASK, scope=Scope(ScopeType.THREAD, "busy but up")))
+    assert live.binding.provider == "toys"
 
 
 async def test_a_busy_stock_is_a_busy_provider() -> None:
@@ -267,7 +269,7 @@ async def test_a_busy_stock_is_a_busy_provider() -> None:
             await opened.wait()
             raise ProvisionFailed("closed", step="open")
 
-    stock = Stock(cast(Runtime, cast(Any, Slow())), BoxSpec(), 0)
+    stock = WarmBoxes(cast(Runtime, cast(Any, Slow())), BoxSpec(), 0)
     provider = LocalProvider(stock, most_opening=3)
     asked = []
     while not provider.busy:
@@ -285,34 +287,34 @@ async def test_a_busy_stock_is_a_busy_provider() -> None:
 async def test_a_binding_leaves_a_provider_that_is_gone_for_good(
     bindings: Bindings, maker: Maker, other: Maker, preference: str
 ) -> None:
-    held, _ = await bindings.obtain(ADA, ASK)
+    live, _ = await bindings.ensure(ADA, ASK)
     maker.error = ProviderUnavailable("no answer")
     maker.silent_for = 3600.0
     maker.made[0].in_use = True
-    await bindings.look()
-    assert state_of(held) is SandboxState.ACTIVE
+    await bindings.reap()
+    assert state_of(live) is SandboxState.ACTIVE
     maker.made[0].in_use = False
-    await bindings.look()
-    assert state_of(held) is SandboxState.FAILED
+    await bindings.reap()
+    assert state_of(live) is SandboxState.FAILED
     if preference == AUTO:
-        _, sandbox = await bindings.obtain(ADA, ASK)
-        assert ([sandbox], held.binding.provider) == (other.made, "others")
+        _, sandbox = await bindings.ensure(ADA, ASK)
+        assert ([sandbox], live.binding.provider) == (other.made, "others")
     else:
         with pytest.raises(ProviderUnavailable):
-            await bindings.obtain(ADA, replace(ASK, provider=preference))
+            await bindings.ensure(ADA, replace(ASK, provider=preference))
         assert other.made == []
 
 
 async def test_a_binding_stays_with_a_provider_that_is_silent_for_a_moment(
     bindings: Bindings, maker: Maker, other: Maker
 ) -> None:
-    held, _ = await bindings.obtain(ADA, ASK)
+    live, _ = await bindings.ensure(ADA, ASK)
     maker.made[0].tell_gone()
     maker.error = ProviderUnavailable("no answer")
     maker.silent_for = 0.001
     with pytest.raises(ProviderUnavailable):
-        await bindings.obtain(ADA, ASK)
-    assert (held.binding.provider, other.made) == ("toys", [])
+        await bindings.ensure(ADA, ASK)
+    assert (live.binding.provider, other.made) == ("toys", [])
 
 
 async def test_a_server_is_silent_between_tries_that_fail() -> None:

@@ -14,9 +14,9 @@ from tidebox.broker.sandboxes.processes import (
     KEPT_BYTES,
     MOST_READERS,
     WINDOW_BYTES,
-    Piece,
-    Process,
-    Reader,
+    ManagedProcess,
+    OutputPiece,
+    OutputReader,
 )
 from tidebox.errors import InternalError, InvalidRequest, QuotaExceeded
 from tidebox.model.events import Event, Exited, Output, Started
@@ -52,28 +52,28 @@ class Scripted(Exec):
         raise AssertionError("it has no terminal")
 
 
-def process_of(outputs: Sequence[Output], *, detachable: bool = True) -> tuple[Process, Scripted]:
+def process_of(outputs: Sequence[Output], *, detachable: bool = True) -> tuple[ManagedProcess, Scripted]:
     program = Scripted([Started(2), *outputs, Exited(0)])
-    process = Process(
+    process = ManagedProcess(
         program, contextlib.AsyncExitStack(), detachable=detachable, capability=Capability.EXEC, terminal=False
     )
     return process, program
 
 
-async def over(process: Process) -> None:
+async def over(process: ManagedProcess) -> None:
     ended = asyncio.Event()
     process.on_end(ended.set)
     await asyncio.wait_for(ended.wait(), 30)
 
 
-async def rest_of(reader: Reader) -> list[Piece]:
-    found: list[Piece] = []
+async def rest_of(reader: OutputReader) -> list[OutputPiece]:
+    found: list[OutputPiece] = []
     while (pieces := await reader.read()) is not None:
         found += pieces
     return found
 
 
-def text(pieces: Sequence[Piece]) -> bytes:
+def text(pieces: Sequence[OutputPiece]) -> bytes:
     return b"".join(piece.data for piece in pieces)
 
 
@@ -128,17 +128,17 @@ async def test_readers_begin_where_they_ask_to() -> None:
     process, _ = process_of([Output("stdout", b"one"), Output("stderr", b"two"), Output("stdout", b"three")])
     await over(process)
     assert [await process.attach(offset).read() for offset in (0, 2, 3, 4)] == [
-        [Piece("stdout", b"one", 3), Piece("stderr", b"two", 6), Piece("stdout", b"three", 11)],
-        [Piece("stdout", b"e", 3), Piece("stderr", b"two", 6), Piece("stdout", b"three", 11)],
-        [Piece("stderr", b"two", 6), Piece("stdout", b"three", 11)],
-        [Piece("stderr", b"wo", 6), Piece("stdout", b"three", 11)],
+        [OutputPiece("stdout", b"one", 3), OutputPiece("stderr", b"two", 6), OutputPiece("stdout", b"three", 11)],
+        [OutputPiece("stdout", b"e", 3), OutputPiece("stderr", b"two", 6), OutputPiece("stdout", b"three", 11)],
+        [OutputPiece("stderr", b"two", 6), OutputPiece("stdout", b"three", 11)],
+        [OutputPiece("stderr", b"wo", 6), OutputPiece("stdout", b"three", 11)],
     ]
     assert await process.attach(11).read() is None
     with pytest.raises(InvalidRequest):
         process.attach(12)
 
 
-async def test_whoever_waits_no_more_leaves_nothing() -> None:
+async def test_a_cancelled_wait_leaves_no_waiter_behind() -> None:
     changes = Changes()
     assert await changes.wait(0.001) is False
     waiting = asyncio.ensure_future(changes.wait())
@@ -171,7 +171,9 @@ async def test_a_program_has_so_many_readers_and_no_more() -> None:
 
 async def test_a_program_that_ends_without_having_started_is_not_waited_for() -> None:
     program = Scripted([Exited(0)])
-    process = Process(program, contextlib.AsyncExitStack(), detachable=True, capability=Capability.EXEC, terminal=False)
+    process = ManagedProcess(
+        program, contextlib.AsyncExitStack(), detachable=True, capability=Capability.EXEC, terminal=False
+    )
     with pytest.raises(InternalError):
         await asyncio.wait_for(process.started(), 30)
 
@@ -189,7 +191,7 @@ class Deaf(Scripted):
 
 async def test_unread_input_is_bounded_however_many_send_it() -> None:
     program, use = Deaf([]), contextlib.AsyncExitStack()
-    process = Process(program, use, detachable=True, capability=Capability.EXEC, terminal=False)
+    process = ManagedProcess(program, use, detachable=True, capability=Capability.EXEC, terminal=False)
     more = b"x" * (INPUT_BYTES // 2 + 1)
     try:
         assert await process.feed(more, False, 0.01)

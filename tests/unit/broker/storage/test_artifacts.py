@@ -15,14 +15,14 @@ from tests.unit.broker.runs.test_sessions import make_session
 from tests.unit.stage import ADA, make_ending
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.broker import Broker
-from tidebox.broker.run_metrics import Meter
-from tidebox.broker.runs.run_plan import Work
-from tidebox.broker.runs.stored_run_files import FileKeeper
-from tidebox.broker.storage.artifacts import ArtifactRules, Artifacts
+from tidebox.broker.run_metrics import RunMetrics
+from tidebox.broker.runs.run_plan import RunPlan
+from tidebox.broker.runs.stored_run_files import StoredFileManager
+from tidebox.broker.storage.artifacts import ArtifactRules, RunArtifacts
 from tidebox.broker.storage.git_fetch import GitRules
-from tidebox.broker.storage.local_blob_store import ArtifactFiles
-from tidebox.broker.storage.local_workspace_store import WorkspaceFiles
-from tidebox.broker.storage.staging import LocalSpool
+from tidebox.broker.storage.local_blob_store import LocalBlobStore
+from tidebox.broker.storage.local_workspace_store import LocalWorkspaceStore
+from tidebox.broker.storage.staging import LocalStagingArea
 from tidebox.broker.storage.uploads import UploadRules, Uploads
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.files.staging import StageLimits
@@ -62,7 +62,7 @@ async def _run(store: DictStore, name: str) -> Run:
 
 async def test_files_that_are_just_being_captured_are_not_taken_for_nobodys(tmp_path: Path) -> None:
     store = DictStore()
-    artifacts = Artifacts(ArtifactFiles(tmp_path / "runs"), store, ArtifactRules(), Meter())
+    artifacts = RunArtifacts(LocalBlobStore(tmp_path / "runs"), store, ArtifactRules(), RunMetrics())
     box = _Stopped()
     capturing = asyncio.create_task(artifacts.capture(await _run(store, "run-1"), cast(Box, cast(Any, box)), ["*"]))
     await box.copied.wait()
@@ -75,7 +75,7 @@ async def test_files_that_are_just_being_captured_are_not_taken_for_nobodys(tmp_
 
 async def test_files_of_runs_that_the_store_has_forgotten_go(tmp_path: Path) -> None:
     store = DictStore()
-    artifacts = Artifacts(ArtifactFiles(tmp_path / "runs"), store, ArtifactRules(), Meter())
+    artifacts = RunArtifacts(LocalBlobStore(tmp_path / "runs"), store, ArtifactRules(), RunMetrics())
     box = _Stopped()
     box.go_on.set()
     await artifacts.capture(await _run(store, "run-1"), cast(Box, cast(Any, box)), ["*"])
@@ -114,19 +114,19 @@ class _Hooked(Runner):
 
 async def test_artifacts_are_counted_when_the_workspace_cannot_be_kept(tmp_path: Path) -> None:
     store, audit = DictStore(), Audit(tmp_path / "audit")
-    workspaces = Workspaces(WorkspaceFiles(tmp_path / "sessions", TreeLimits(max_bytes=1000, max_entries=10)))
-    artifacts = Artifacts(ArtifactFiles(tmp_path / "runs"), store, ArtifactRules(), Meter())
+    workspaces = Workspaces(LocalWorkspaceStore(tmp_path / "sessions", TreeLimits(max_bytes=1000, max_entries=10)))
+    artifacts = RunArtifacts(LocalBlobStore(tmp_path / "runs"), store, ArtifactRules(), RunMetrics())
     rules = UploadRules(max_received=1000, stage=StageLimits(max_bytes=1000, max_files=10, max_depth=10))
-    uploads = Uploads(LocalSpool(tmp_path / "uploads"), workspaces, rules, GitRules(), Meter(), audit)
-    keeper = FileKeeper(store, workspaces, artifacts, uploads, audit)
-    broker = Broker(runner=_Hooked(), store=store, audit=audit, keeper=keeper)
+    uploads = Uploads(LocalStagingArea(tmp_path / "uploads"), workspaces, rules, GitRules(), RunMetrics(), audit)
+    file_manager = StoredFileManager(store, workspaces, artifacts, uploads, audit)
+    broker = Broker(runner=_Hooked(), store=store, audit=audit, file_manager=file_manager)
     await broker.start()
     try:
         session = make_session()
         await broker.sessions.create(ADA, session)
-        work = Work(launch=plan_code("python", ""), spec=BoxSpec(), capture_patterns=("*",))
+        work = RunPlan(launch=plan_code("python", ""), spec=BoxSpec(), capture_patterns=("*",))
         receipt = await broker.runs.submit(ADA, replace(FACTS, session_id=session.id), work)
-        run = await broker.runs.settled(receipt.run, 20)
+        run = await broker.runs.wait_finished(receipt.run, 20)
         assert (run.phase, run.reason) == (Phase.FAILED, Reason.RUNTIME_ERROR)
         assert (run.artifact_bytes, run.left_out) == (4, {"artifact_kind": 2})
         # Nothing of the run is held any more: another has the workspace at once.

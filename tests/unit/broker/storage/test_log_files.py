@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidebox.broker.runs.log_hub import Hub, Reader
+from tidebox.broker.runs.log_hub import LogHub, LogReader
 from tidebox.broker.runs.log_writer import LogWriter
 from tidebox.broker.storage.log_files import LogFileReader, LogFiles, encode
-from tidebox.broker.storage.log_frames import Frame, Gap
+from tidebox.broker.storage.log_frames import Gap, LogFrame
 from tidebox.model.events import Output
 from tidebox.model.log import Began, Ended, Heartbeat, InputClosed, LogEntry, PhaseChanged, Truncated
 from tidebox.model.principal import Caller, Principal
@@ -30,7 +30,7 @@ RUN = Run(
     phase=Phase.COMPLETED,
 )
 END = Ended(RUN)
-MakeHub = Callable[..., Hub]
+MakeHub = Callable[..., LogHub]
 
 
 def out(text: str) -> Output:
@@ -39,10 +39,10 @@ def out(text: str) -> Output:
 
 @pytest.fixture
 async def make_hub(tmp_path: Path) -> AsyncIterator[MakeHub]:
-    hubs: list[Hub] = []
+    hubs: list[LogHub] = []
 
-    def make(**options: Any) -> Hub:
-        hubs.append(Hub(LogFiles(tmp_path), **options))
+    def make(**options: Any) -> LogHub:
+        hubs.append(LogHub(LogFiles(tmp_path), **options))
         return hubs[-1]
 
     yield make
@@ -50,17 +50,17 @@ async def make_hub(tmp_path: Path) -> AsyncIterator[MakeHub]:
         await hub.close()
 
 
-async def read_all(reader: Reader | None) -> list[Frame | Gap]:
+async def read_all(reader: LogReader | None) -> list[LogFrame | Gap]:
     assert reader is not None
-    found: list[Frame | Gap] = []
+    found: list[LogFrame | Gap] = []
     while batch := await reader.read():
         found += batch
     await reader.close()
     return found
 
 
-def numbers(items: list[Frame | Gap]) -> list[int]:
-    return [item.seq for item in items if isinstance(item, Frame)]
+def numbers(items: list[LogFrame | Gap]) -> list[int]:
+    return [item.seq for item in items if isinstance(item, LogFrame)]
 
 
 ENTRIES: list[LogEntry] = [
@@ -82,7 +82,7 @@ async def test_every_kind_of_entry_comes_back(make_hub: MakeHub) -> None:
     first.end("run-1", END)
     await first.close()
     found = await read_all(await make_hub().reader(RUN))
-    assert found == [Frame(seq, entry) for seq, entry in enumerate([*ENTRIES, END], start=1)]
+    assert found == [LogFrame(seq, entry) for seq, entry in enumerate([*ENTRIES, END], start=1)]
 
 
 async def test_what_left_the_memory_is_read_from_the_disk(make_hub: MakeHub) -> None:
@@ -95,7 +95,7 @@ async def test_what_left_the_memory_is_read_from_the_disk(make_hub: MakeHub) -> 
     resumed = await hub.reader(RUN, 20)
     assert going_on is not None
     first = await going_on.read()
-    assert isinstance(first[0], Frame)
+    assert isinstance(first[0], LogFrame)
     hub.end("run-1", END)
     assert numbers([*first, *await read_all(going_on)]) == list(range(1, 52))
     assert numbers(await read_all(resumed)) == list(range(20, 52))
@@ -104,7 +104,7 @@ async def test_what_left_the_memory_is_read_from_the_disk(make_hub: MakeHub) -> 
 
 async def test_who_keeps_up_no_more_is_told(make_hub: MakeHub, tmp_path: Path) -> None:
     drops: list[int] = []
-    hub = Hub(LogFiles(tmp_path / "other"), buffer_bytes=1000, on_drop=drops.append)
+    hub = LogHub(LogFiles(tmp_path / "other"), buffer_bytes=1000, on_drop=drops.append)
     channel = hub.open("run-1")
     channel.publish(out("0"))
     reader = await hub.reader(RUN)
@@ -117,7 +117,7 @@ async def test_who_keeps_up_no_more_is_told(make_hub: MakeHub, tmp_path: Path) -
     assert isinstance(gap, Gap)
     assert (gap.requested, gap.lost) == (2, drops[0])
     assert numbers(rest) == list(range(gap.delivered, 22))
-    # Whoever comes again with that number gets all of it.
+    # A reader that resumes at that number gets all of it.
     assert numbers(await read_all(await hub.reader(RUN, 2))) == list(range(2, 22))
     await hub.close()
 
@@ -132,7 +132,7 @@ async def test_numbers_that_another_node_may_have_used_are_not_lost_entries(make
     [first, queued] = await reader.read()
     assert isinstance(first, Gap)
     assert (first.requested, first.delivered, first.lost) == (1, 1_000_001, 0)
-    assert queued == Frame(1_000_001, PhaseChanged(Phase.QUEUED))
+    assert queued == LogFrame(1_000_001, PhaseChanged(Phase.QUEUED))
     hub.end(run.id, END)
     await hub.close()
     # From the disk too, wherever a reader goes on.
@@ -153,7 +153,7 @@ async def test_the_next_server_goes_on_with_the_numbers(make_hub: MakeHub, tmp_p
     await first.close()
     path = tmp_path / "run-1" / "logs" / "stream.log"
     with path.open("ab") as file:
-        file.write(encode(Frame(3, out("torn")))[:-2])
+        file.write(encode(LogFrame(3, out("torn")))[:-2])
     second = make_hub()
     resumed = await second.resume("run-1")
     assert (resumed.first_seq, resumed.last_seq) == (3, 2)
@@ -161,7 +161,7 @@ async def test_the_next_server_goes_on_with_the_numbers(make_hub: MakeHub, tmp_p
     second.end("run-1", END)
     await second.close()
     found = await read_all(await make_hub().reader(RUN))
-    assert [item.entry for item in found if isinstance(item, Frame)] == [
+    assert [item.entry for item in found if isinstance(item, LogFrame)] == [
         PhaseChanged(Phase.QUEUED),
         PhaseChanged(Phase.STARTING),
         out("new"),
@@ -190,7 +190,7 @@ async def test_a_finished_log_always_gives_its_end(make_hub: MakeHub) -> None:
     await hub.close()
     for source in (hub, make_hub()):
         for seq, tail in ((99, False), (None, True), (2, False)):
-            assert await read_all(await source.reader(RUN, seq, tail=tail)) == [Frame(2, END)]
+            assert await read_all(await source.reader(RUN, seq, tail=tail)) == [LogFrame(2, END)]
     assert await read_all(await make_hub().reader(replace(RUN, id="unknown"))) != []
 
 
@@ -231,16 +231,16 @@ async def test_what_a_full_disk_did_not_take_is_a_gap(make_hub: MakeHub, monkeyp
     hub.end("run-1", END)
     await hub.close()
     found = await read_all(await make_hub().reader(RUN))
-    assert found == [Frame(1, out("a")), Gap(2, 3), Frame(3, out("b")), Frame(4, END)]
+    assert found == [LogFrame(1, out("a")), Gap(2, 3), LogFrame(3, out("b")), LogFrame(4, END)]
 
 
 async def test_readers_are_told_that_the_server_is_there() -> None:
-    hub = Hub(heartbeat_seconds=0.01)
+    hub = LogHub(heartbeat_seconds=0.01)
     hub.start()
     watched, unwatched = hub.open("run-1"), hub.open("run-2")
     reader = watched.read_from()
     found = [item for _ in range(3) for item in await reader.read()]
-    assert all(isinstance(item, Frame) and isinstance(item.entry, Heartbeat) for item in found)
+    assert all(isinstance(item, LogFrame) and isinstance(item.entry, Heartbeat) for item in found)
     assert unwatched.last_seq == 0
     await reader.close()
     last = watched.last_seq
@@ -253,7 +253,7 @@ async def test_logs_of_forgotten_runs_are_removed(tmp_path: Path) -> None:
     files = LogFiles(tmp_path)
     for name in ("old", "new"):
         file = files.new(name)
-        file.append(Frame(1, out("a")))
+        file.append(LogFrame(1, out("a")))
         await file.close()
     os.utime(tmp_path / "old" / "logs" / "stream.log", (0, 0))
     (tmp_path / "no-log").mkdir()
@@ -270,7 +270,7 @@ async def test_logs_of_forgotten_runs_are_removed(tmp_path: Path) -> None:
 def test_a_log_may_end_anywhere(chunks: list[bytes], cut: int) -> None:
     import tempfile
 
-    records = [encode(Frame(seq, Output("stderr", data))) for seq, data in enumerate(chunks, start=1)]
+    records = [encode(LogFrame(seq, Output("stderr", data))) for seq, data in enumerate(chunks, start=1)]
     whole = b"".join(records)
     kept = whole[: max(len(whole) - cut, 0)]
     with tempfile.TemporaryDirectory() as directory:
@@ -287,7 +287,7 @@ def test_a_log_may_end_anywhere(chunks: list[bytes], cut: int) -> None:
 
 
 async def test_output_in_haste_becomes_few_frames_and_none_is_late() -> None:
-    hub = Hub()
+    hub = LogHub()
     channel = hub.open("run-1")
     writer = LogWriter(channel, 10**6)
     writer.write("stdout", b"first ")

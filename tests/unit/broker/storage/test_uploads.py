@@ -16,12 +16,12 @@ from starlette.requests import Request
 from tests.unit.stage import ADA, BOB, until
 from tidebox.api.interpreter import files
 from tidebox.broker.audit.audit_log import Audit
-from tidebox.broker.run_metrics import Meter
+from tidebox.broker.run_metrics import RunMetrics
 from tidebox.broker.storage import uploads as module
 from tidebox.broker.storage.git_fetch import GitRules
-from tidebox.broker.storage.local_workspace_store import WorkspaceFiles
-from tidebox.broker.storage.staging import LocalSpool
-from tidebox.broker.storage.uploads import Staged, Upload, UploadRules, Uploads
+from tidebox.broker.storage.local_workspace_store import LocalWorkspaceStore
+from tidebox.broker.storage.staging import LocalStagingArea
+from tidebox.broker.storage.uploads import IncomingUpload, StagedFiles, UploadRules, Uploads
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.errors import Overloaded, StoreUnavailable
 from tidebox.files.staging import StageLimits
@@ -36,13 +36,13 @@ async def there() -> None:
 
 @pytest.fixture
 async def uploads(tmp_path: Path) -> AsyncIterator[Uploads]:
-    workspaces = Workspaces(WorkspaceFiles(tmp_path / "sessions", TreeLimits(max_bytes=1000)))
+    workspaces = Workspaces(LocalWorkspaceStore(tmp_path / "sessions", TreeLimits(max_bytes=1000)))
     await workspaces.store.start()
     audit = Audit(tmp_path / "audit")
     await audit.start()
     rules = UploadRules(max_received=1000, stage=StageLimits(max_bytes=1000))
     found = Uploads(
-        LocalSpool(tmp_path / "uploads"), workspaces, rules, GitRules(hosts=("github.com",)), Meter(), audit
+        LocalStagingArea(tmp_path / "uploads"), workspaces, rules, GitRules(hosts=("github.com",)), RunMetrics(), audit
     )
     await found.start()
     yield found
@@ -90,15 +90,15 @@ async def test_archives_of_one_user_that_take_long_hold_up_nobody_else(
 ) -> None:
     over = threading.Event()
     at_once: list[str] = []
-    stage = Upload.stage
+    stage = IncomingUpload.stage
 
-    def slow(upload: Upload) -> Staged:
+    def slow(upload: IncomingUpload) -> StagedFiles:
         if "slow" in upload.files:
             at_once.append("slow")
             over.wait(60)
         return stage(upload)
 
-    monkeypatch.setattr(Upload, "stage", slow)
+    monkeypatch.setattr(IncomingUpload, "stage", slow)
 
     async def send(caller: Caller, name: str) -> None:
         async with uploads.receiving(caller) as upload:
@@ -120,14 +120,14 @@ async def test_a_client_that_leaves_keeps_its_turn_until_its_archive_is_put_away
     uploads: Uploads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over, begun = threading.Event(), threading.Event()
-    stage = Upload.stage
+    stage = IncomingUpload.stage
 
-    def slow(upload: Upload) -> Staged:
+    def slow(upload: IncomingUpload) -> StagedFiles:
         begun.set()
         over.wait(60)
         return stage(upload)
 
-    monkeypatch.setattr(Upload, "stage", slow)
+    monkeypatch.setattr(IncomingUpload, "stage", slow)
     leaving = asyncio.create_task(put(uploads, "slow"))
     await until(begun.is_set)
     leaving.cancel()
@@ -143,10 +143,10 @@ async def test_slow_repositories_of_one_user_hold_up_nobody_else(
 ) -> None:
     slow = asyncio.Event()
 
-    async def fetch(source: GitSource, directory: Path) -> Staged:
+    async def fetch(source: GitSource, directory: Path) -> StagedFiles:
         if source.url.endswith("/slow"):
             await slow.wait()
-        return Staged(directory / "tree", 0)
+        return StagedFiles(directory / "tree", 0)
 
     async def get(user: str, name: str) -> None:
         async with uploads.fetched(user, GitSource(url=f"https://github.com/a/{name}")):

@@ -10,7 +10,7 @@ import pytest
 
 from tidebox.broker.storage import local_workspace_store as workspace_files
 from tidebox.broker.storage import workspaces as module
-from tidebox.broker.storage.local_workspace_store import WorkspaceFiles
+from tidebox.broker.storage.local_workspace_store import LocalWorkspaceStore
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.errors import Conflict, NotFound, PayloadTooLarge
 from tidebox.files import disk
@@ -30,7 +30,7 @@ async def gone() -> None:
 
 @pytest.fixture
 async def workspaces(tmp_path: Path) -> Workspaces:
-    found = Workspaces(WorkspaceFiles(tmp_path / "sessions", LIMITS))
+    found = Workspaces(LocalWorkspaceStore(tmp_path / "sessions", LIMITS))
     await found.store.start()
     return found
 
@@ -85,7 +85,7 @@ async def test_those_who_wait_take_turns(workspaces: Workspaces) -> None:
     assert order == [number for number in range(5) for _ in range(2)]
 
 
-async def test_whoever_is_cancelled_while_he_waits_holds_up_nobody(workspaces: Workspaces) -> None:
+async def test_a_cancelled_waiter_does_not_block_the_workspace(workspaces: Workspaces) -> None:
     held = await workspaces.hold("ses-1")
     waiting = asyncio.create_task(workspaces.hold("ses-1"))
     await asyncio.sleep(0.01)

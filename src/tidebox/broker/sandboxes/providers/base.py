@@ -1,4 +1,4 @@
-"""What a provider of sandboxes is, and which one is asked."""
+"""The contract of sandbox providers, and the order in which they are asked."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tidebox.model.providers import AUTO
 
 
 @dataclass(frozen=True, slots=True)
-class Extras:
-    """What a sandbox has besides what all have."""
+class SandboxExtras:
+    """Packages and egress of a sandbox, with callbacks for progress and connections."""
 
     packages: Packages = NO_PACKAGES
     egress: BoxEgress | None = None
-    tell: Callable[[Preparing], None] = lambda _: None
-    """Hears what is done for the packages."""
-    tell_egress: Callable[[EgressSeen], None] = lambda _: None
-    """Hears of the connections that its programs make and are denied."""
+    on_preparing: Callable[[Preparing], None] = lambda _: None
+    """Called as packages are installed."""
+    on_egress: Callable[[EgressSeen], None] = lambda _: None
+    """Called for the connections that its programs make or are denied."""
     user: str = ""
     """Who asks for them."""
 
@@ -31,14 +31,14 @@ class Extras:
         return bool(self.packages) or self.egress is not None
 
 
-NO_EXTRAS = Extras()
+NO_EXTRAS = SandboxExtras()
 
 
 class Provider(abc.ABC):
     """Makes sandboxes for bindings, each of which has one at a time, and finds them again."""
 
     name: str
-    keeps: bool
+    durable: bool
     """Whether its sandboxes outlive this server."""
 
     @property
@@ -48,7 +48,7 @@ class Provider(abc.ABC):
 
     @property
     def busy(self) -> bool:
-        """Whether whoever asks now waits for many others, so that another one is asked first."""
+        """Whether a new request waits for many others, so that another provider is asked first."""
         return False
 
     @property
@@ -65,7 +65,9 @@ class Provider(abc.ABC):
         """A sandbox that is ready for any binding, if there is one."""
 
     @abc.abstractmethod
-    async def create(self, binding_id: str, like: LiveSandbox | None = None, extras: Extras = NO_EXTRAS) -> LiveSandbox:
+    async def create(
+        self, binding_id: str, like: LiveSandbox | None = None, extras: SandboxExtras = NO_EXTRAS
+    ) -> LiveSandbox:
         """The sandbox of a binding: the one it has here, or a new one with ``extras``; with ``like``, that one, shared.
 
         Raises ``RuntimeUnavailable``, ``ProvisionFailed`` or ``ProviderUnavailable`` where it can make none.

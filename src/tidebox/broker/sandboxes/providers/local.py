@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Extras, Provider
-from tidebox.broker.sandboxes.sandbox import LiveSandbox, Sandbox
-from tidebox.broker.sandboxes.warm_boxes import FreshBox, Stock
+from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Provider, SandboxExtras
+from tidebox.broker.sandboxes.sandbox import LiveSandbox, LocalSandbox
+from tidebox.broker.sandboxes.warm_boxes import WarmBox, WarmBoxes
 from tidebox.errors import RuntimeUnavailable
 from tidebox.model.providers import LOCAL
 
@@ -13,11 +13,11 @@ class LocalProvider(Provider):
     """Long-lived boxes, some of them made beforehand."""
 
     name = LOCAL
-    keeps = False
+    durable = False
 
-    def __init__(self, stock: Stock, *, most_opening: int, enabled: bool = True) -> None:
+    def __init__(self, warm_boxes: WarmBoxes, *, most_opening: int, enabled: bool = True) -> None:
         """``most_opening`` is how many the machine makes at once."""
-        self._stock = stock
+        self._warm_boxes = warm_boxes
         self._most_opening = most_opening
         self._enabled = enabled
 
@@ -29,27 +29,29 @@ class LocalProvider(Provider):
     @property
     def busy(self) -> bool:
         """Whether none is ready, and more are being made than the machine makes at once."""
-        return not self._stock.ready and self._stock.opening >= self._most_opening
+        return not self._warm_boxes.ready and self._warm_boxes.opening >= self._most_opening
 
     async def start(self) -> None:
         """Begin to make some beforehand."""
         if self._enabled:
-            self._stock.start()
+            self._warm_boxes.start()
 
     def take(self) -> LiveSandbox | None:
         """One that was made beforehand."""
-        fresh = self._stock.take() if self._enabled else None
+        fresh = self._warm_boxes.take() if self._enabled else None
         return _sandbox(fresh) if fresh is not None else None
 
-    async def create(self, binding_id: str, like: LiveSandbox | None = None, extras: Extras = NO_EXTRAS) -> LiveSandbox:
+    async def create(
+        self, binding_id: str, like: LiveSandbox | None = None, extras: SandboxExtras = NO_EXTRAS
+    ) -> LiveSandbox:
         """One that was made beforehand, or a new one."""
         if not self._enabled:
             raise RuntimeUnavailable("execution is turned off on this server")
-        if isinstance(like, Sandbox) and not like.gone:
+        if isinstance(like, LocalSandbox) and not like.gone:
             return like.sibling()
         if extras:
-            return _sandbox(await self._stock.open(extras))
-        return self.take() or _sandbox(await self._stock.open())
+            return _sandbox(await self._warm_boxes.open(extras))
+        return self.take() or _sandbox(await self._warm_boxes.open())
 
     async def resume(self, binding_id: str) -> LiveSandbox | None:
         """Boxes die with their server."""
@@ -60,8 +62,8 @@ class LocalProvider(Provider):
 
     async def close(self) -> None:
         """Throw away what nobody took."""
-        await self._stock.close()
+        await self._warm_boxes.close()
 
 
-def _sandbox(fresh: FreshBox) -> Sandbox:
-    return Sandbox(fresh.sandbox_id, "", fresh.box)
+def _sandbox(fresh: WarmBox) -> LocalSandbox:
+    return LocalSandbox(fresh.sandbox_id, "", fresh.box)

@@ -41,7 +41,7 @@ _HANDED_ON = (Conflict, ExecFailed, InvalidRequest, BoxGone)
 _DETAILS = ("field", "offset", "type", "quota", "limit")
 
 
-class Unreached(ProviderUnavailable):
+class PeerUnreachable(ProviderUnavailable):
     """Nothing of a request has come there."""
 
 
@@ -87,7 +87,7 @@ class Peer:
     ) -> bytes:
         """The answer to a request that may be sent twice; errors other than those ``meant`` are of the provider.
 
-        Raises ``Unreached``, or ``ProviderUnavailable`` where it is not known what came of it.
+        Raises ``PeerUnreachable``, or ``ProviderUnavailable`` where it is not known what came of it.
         """
         try:
             with self.reaching():
@@ -127,7 +127,7 @@ class Peer:
             now = time.monotonic()
             self._down_until = now + _DOWN_SECONDS
             self._failures = (now if self._failures is None else self._failures[0], now)
-        kind = Unreached if unreached else ProviderUnavailable
+        kind = PeerUnreachable if unreached else ProviderUnavailable
         return kind(f"the provider {self.name} does not answer", provider=self.name)
 
     async def close(self) -> None:

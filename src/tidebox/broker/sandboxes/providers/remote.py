@@ -14,10 +14,10 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from tidebox.broker.internal_errors import internal_error
-from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Extras, Provider
-from tidebox.broker.sandboxes.providers.peer import ANSWER_SECONDS, Peer, Unreached
+from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Provider, SandboxExtras
+from tidebox.broker.sandboxes.providers.peer import ANSWER_SECONDS, Peer, PeerUnreachable
 from tidebox.broker.sandboxes.providers.remote_sandbox import RemoteSandbox
-from tidebox.broker.sandboxes.sandbox import LiveSandbox, Pass
+from tidebox.broker.sandboxes.sandbox import AccessPass, LiveSandbox
 from tidebox.errors import (
     BoxGone,
     CapabilityDenied,
@@ -59,7 +59,7 @@ _RELEASE_SECONDS = 3600.0
 class RemoteProvider(Provider):
     """Another server."""
 
-    keeps = True
+    durable = True
 
     def __init__(self, server: RemoteServer, key: str) -> None:
         self.name = server.name
@@ -84,10 +84,12 @@ class RemoteProvider(Provider):
         """It is found out when it is needed whether the server is there."""
 
     def take(self) -> LiveSandbox | None:
-        """What is ready is ready there."""
+        """Return None: warm boxes of the other server are taken there."""
         return None
 
-    async def create(self, binding_id: str, like: LiveSandbox | None = None, extras: Extras = NO_EXTRAS) -> LiveSandbox:
+    async def create(
+        self, binding_id: str, like: LiveSandbox | None = None, extras: SandboxExtras = NO_EXTRAS
+    ) -> LiveSandbox:
         """The sandbox there, made if there is none."""
         if extras.egress is not None:
             raise ProviderUnavailable(f"the provider {self.name} is not asked for egress: name `local`")
@@ -95,7 +97,7 @@ class RemoteProvider(Provider):
         try:
             async with asyncio.timeout(PACKAGES_SECONDS if extras.packages else STARTING_SECONDS):
                 grant = await self._made(binding_id, like, extras.packages)
-        except Unreached:
+        except PeerUnreachable:
             raise
         except PACKAGE_ERRORS as error:
             self._asked.add(binding_id)
@@ -132,9 +134,9 @@ class RemoteProvider(Provider):
         except _LOST:
             return None
 
-    async def admit(
+    async def issue_pass(
         self, sandbox: RemoteSandbox, actor: Actor, capabilities: frozenset[Capability] | None = None
-    ) -> Pass:
+    ) -> AccessPass:
         """A pass for a sandbox; raises ``BoxGone`` where it is not the one that is there, and tells it so."""
         try:
             found = await self._negotiate(
@@ -153,7 +155,7 @@ class RemoteProvider(Provider):
             raise BoxGone("the sandbox is gone", sandbox_id=sandbox.id)
         now = time.time()
         before = min(_LONGEST_BEFORE_SECONDS, (found.expires_at - now) * _RENEWED_BEFORE)
-        return Pass(
+        return AccessPass(
             token=found.token,
             expires_at=found.expires_at,
             # The two clocks may differ by more than the pass is good for.

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from tidebox.broker.sandboxes.files import SandboxFiles, Stored
+from tidebox.broker.sandboxes.files import SandboxFiles, StoredFile
 from tidebox.errors import ServerProtocolError, TideboxError
 from tidebox.model.box import FileInfo
 from tidebox.model.limits import MIB
@@ -39,7 +39,7 @@ class RemoteFiles(SandboxFiles):
         )
 
     async def stat(self, path: str) -> FileInfo:
-        """What is at ``path``."""
+        """Return the metadata of ``path``."""
         return _info(await self._plane.ask(routes.STAT, PathRequest(path)))
 
     async def list(self, path: str) -> tuple[str, list[FileInfo]]:
@@ -105,17 +105,17 @@ class RemoteFiles(SandboxFiles):
                 raise ServerProtocolError("not the part of a file that was asked for")
             yield answer
 
-    async def upload(self, path: str, body: AsyncIterator[bytes], mode: int | None = None) -> Stored:
+    async def upload(self, path: str, body: AsyncIterator[bytes], mode: int | None = None) -> StoredFile:
         """Replace a file by ``body``."""
         return await self._upload(UploadRequest(path, _octal(mode)), body)
 
-    async def uploaded(self, path: str, upload_id: str) -> Stored:
-        """What has come."""
+    async def uploaded(self, path: str, upload_id: str) -> StoredFile:
+        """Return the bytes received so far."""
         return _stored(await self._plane.ask(routes.UPLOADED, PartRequest(path, upload_id)))
 
     async def append(
         self, path: str, upload_id: str, body: AsyncIterator[bytes], *, offset: int, mode: int | None = None
-    ) -> Stored:
+    ) -> StoredFile:
         """Take what follows the first ``offset`` bytes."""
         return await self._upload(UploadRequest(path, _octal(mode), upload_id, offset, complete=False), body)
 
@@ -123,19 +123,19 @@ class RemoteFiles(SandboxFiles):
         """Send a last part with nothing in it."""
         await self._upload(UploadRequest(path, None, upload_id, size), b"")
 
-    async def _upload(self, asked: UploadRequest, body: bytes | AsyncIterator[bytes]) -> Stored:
+    async def _upload(self, asked: UploadRequest, body: bytes | AsyncIterator[bytes]) -> StoredFile:
         async def begin() -> bytes | AsyncIterator[bytes]:
             return body
 
         return _stored(await self._plane.ask(routes.UPLOAD, asked, begin))
 
-    async def discard(self, path: str, upload_id: str) -> Stored:
+    async def discard(self, path: str, upload_id: str) -> StoredFile:
         """Give an upload up."""
         return _stored(await self._plane.ask(routes.DISCARD, PartRequest(path, upload_id)))
 
 
-def _stored(answer: UploadAnswer) -> Stored:
-    return Stored(answer.path, answer.size)
+def _stored(answer: UploadAnswer) -> StoredFile:
+    return StoredFile(answer.path, answer.size)
 
 
 def _info(entry: routes.FileEntry) -> FileInfo:

@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from tidebox.broker.sandboxes.providers.peer import failure
-from tidebox.broker.sandboxes.providers.remote_inside import RemoteInside
-from tidebox.broker.sandboxes.sandbox import Inside, LiveSandbox, Pass
+from tidebox.broker.sandboxes.providers.remote_operations import RemoteOperations
+from tidebox.broker.sandboxes.sandbox import AccessPass, LiveSandbox, SandboxOperations
 from tidebox.errors import BoxGone, ProviderUnavailable, TideboxError, Unauthorized
 from tidebox.model.principal import Actor
 from tidebox.model.sandbox import Capability
@@ -38,7 +38,7 @@ class RemoteSandbox(LiveSandbox):
         self._users = 0
         self._gone = False
         self._on_gone: list[Callable[[], None]] = []
-        self._pass: Pass | None = None
+        self._pass: AccessPass | None = None
         self._renewing = asyncio.Lock()
         self._beating = False
 
@@ -63,18 +63,18 @@ class RemoteSandbox(LiveSandbox):
         """Whether it is used through this server."""
         return self._users > 0
 
-    def use(self, request_id: str | None = None) -> AbstractAsyncContextManager[Inside]:
+    def use(self, request_id: str | None = None) -> AbstractAsyncContextManager[SandboxOperations]:
         """The sandbox, through this server."""
         return self._use(request_id)
 
     @asynccontextmanager
-    async def _use(self, request_id: str | None) -> AsyncIterator[Inside]:
+    async def _use(self, request_id: str | None) -> AsyncIterator[SandboxOperations]:
         if self._gone:
             raise BoxGone("the sandbox is gone", sandbox_id=self.id)
         self._users += 1
         self._on_use(0.0)
         try:
-            yield RemoteInside(self, request_id)
+            yield RemoteOperations(self, request_id)
         finally:
             self._users -= 1
             self._on_use(0.0)
@@ -85,18 +85,18 @@ class RemoteSandbox(LiveSandbox):
 
     # Passes
 
-    async def admit(self, actor: Actor, capabilities: frozenset[Capability]) -> Pass | None:
+    async def issue_pass(self, actor: Actor, capabilities: frozenset[Capability]) -> AccessPass | None:
         """A pass for a client; where this server relays, its own, which only shows what may be granted."""
         if self.base_url is not None:
-            return await self._provider.admit(self, actor, capabilities)
+            return await self._provider.issue_pass(self, actor, capabilities)
         async with self._renewing:
             return await self._renewed()
 
-    async def _renewed(self) -> Pass:
-        self._pass = await self._provider.admit(self, "human")
+    async def _renewed(self) -> AccessPass:
+        self._pass = await self._provider.issue_pass(self, "human")
         return self._pass
 
-    async def pass_(self) -> Pass:
+    async def pass_(self) -> AccessPass:
         """A pass of this server's own that has some of its time left."""
         async with self._renewing:
             if self._pass is None or time.time() >= self._pass.renew_at:
@@ -114,13 +114,13 @@ class RemoteSandbox(LiveSandbox):
         return ProviderUnavailable("the sandbox cannot be reached at the moment", provider=self._provider.name)
 
     async def revoke(self) -> None:
-        """What clients were handed is dead from now on."""
+        """Invalidate the passes that clients were given."""
         if self.base_url is not None:
             await self._provider.revoke(self)
 
     # Life
 
-    def needed(self) -> None:
+    def send_heartbeat(self) -> None:
         """Let that server know, once for all who say so at the same time."""
         if not self._beating and not self._gone:
             self._beating = True
@@ -132,7 +132,7 @@ class RemoteSandbox(LiveSandbox):
         finally:
             self._beating = False
 
-    def doubted(self) -> None:
+    def verify_idle(self) -> None:
         """Its clients may use it without this server seeing that: ask."""
         if self.base_url is not None and not self._gone:
             self._provider.soon(self._ask_for_use())

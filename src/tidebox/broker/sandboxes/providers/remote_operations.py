@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tidebox.broker.sandboxes.files import SandboxFiles
 from tidebox.broker.sandboxes.providers.peer import failure
 from tidebox.broker.sandboxes.providers.remote_files import RemoteFiles
-from tidebox.broker.sandboxes.sandbox import Inside
+from tidebox.broker.sandboxes.sandbox import SandboxOperations
 from tidebox.errors import (
     BoxGone,
     ExecFailed,
@@ -47,7 +47,7 @@ _PIECE_BYTES = 128 * KIB
 _UNTAKEN_BYTES = MIB
 
 
-class RemoteInside(Inside):
+class RemoteOperations(SandboxOperations):
     """Programs and watches over sockets, files by requests, as clients of that server would."""
 
     def __init__(self, sandbox: RemoteSandbox, request_id: str | None) -> None:
@@ -102,7 +102,7 @@ class RemoteExec(Exec):
         self._room = asyncio.Event()
 
     async def events(self) -> AsyncIterator[Event]:
-        """What comes of it. Little is read ahead of who reads here, so a program there waits for a client here."""
+        """Yield its events. Little is read ahead of the reader here, so a program there waits for a client here."""
         started = over = False
         try:
             while not over:
@@ -192,7 +192,7 @@ def _relative(path: str) -> str:
 
 
 def _broken(error: TideboxError) -> TideboxError:
-    """What is said of a connection that ended before it should have."""
+    """Return the error for a connection that ended early."""
     if isinstance(error, ServerProtocolError):
         return ProviderUnavailable("the server of the sandbox does not speak this protocol")
     return BoxGone("the connection to the sandbox was lost")

@@ -16,6 +16,7 @@ from tidebox.spawner.syscall_tables import syscall_numbers
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 FILTERS = {machine: build_filter(machine) for machine in ARCHITECTURES}
+GUEST = {machine: build_filter(machine, guest=True) for machine in ARCHITECTURES}
 NESTED = {machine: build_filter(machine, nested=True) for machine in ARCHITECTURES}
 NUMBERS = {machine: syscall_numbers(machine) for machine in ARCHITECTURES}
 
@@ -63,6 +64,10 @@ ABSENT = """
 
 def nested_answer(machine: str, name: str, *arguments: int) -> int:
     return run(NESTED[machine], seccomp_data(ARCHITECTURES[machine], NUMBERS[machine][name], arguments))[0]
+
+
+def guest_answer(machine: str, name: str, *arguments: int) -> int:
+    return run(GUEST[machine], seccomp_data(ARCHITECTURES[machine], NUMBERS[machine][name], arguments))[0]
 
 
 def answer(machine: str, name: str, *arguments: int) -> int:
@@ -339,6 +344,33 @@ def test_pages_of_files_are_neither_asked_for_nor_dropped(machine: str) -> None:
             assert answer(machine, call, 3, 0, 1, 0, 0, flags) == fail(errno.EOPNOTSUPP)
         for flags in (0, 1, 2, 4, 0x10):
             assert answer(machine, call, 3, 0, 1, 0, 0, flags) == ALLOW
+
+
+@machines
+def test_another_kernel_is_not_asked_for_what_it_would_grant(machine: str) -> None:
+    """Each is for root alone on Linux."""
+    for kind, expected in ((0o020000, EPERM), (0o060000, EPERM), (0, ALLOW), (0o010000, ALLOW), (0o140000, ALLOW)):
+        for mode in (kind | 0o666, kind | 0o4777, kind | 1 << 32):
+            assert guest_answer(machine, "mknodat", -100, 0x1000, mode, 0x103) == expected
+            if machine == "x86_64":
+                assert guest_answer(machine, "mknod", 0x1000, mode, 0x103) == expected
+    for better in (-1, -20, 0xFFFFFFFF, 0xFFFFFFFF | 1 << 32):
+        assert guest_answer(machine, "setpriority", 0, 0, better) == fail(errno.EACCES)
+    assert guest_answer(machine, "setpriority", 0, 0, 10) == ALLOW
+    assert guest_answer(machine, "setpriority", 0, 1, 10) == guest_answer(machine, "setpriority", 2, 0, 10) == EPERM
+    for option in (26, 32, 33, 36, 50, 51, 52):
+        assert guest_answer(machine, "setsockopt", 3, 1, option) == EPERM
+    assert guest_answer(machine, "setsockopt", 3, 1, 2) == ALLOW
+    assert guest_answer(machine, "get_robust_list", 0, 0x1000, 0x2000) == ALLOW
+    assert guest_answer(machine, "get_robust_list", 1, 0x1000, 0x2000) == EPERM
+
+
+@machines
+def test_rules_for_another_kernel_only_take_away(machine: str) -> None:
+    for name in NUMBERS[machine]:
+        for arguments in ((), (1,) * 6, (-1,) * 6, (0, 0, 5), (1, 2)):
+            answers = {answer(machine, name, *arguments), guest_answer(machine, name, *arguments)}
+            assert len(answers) == 1 or ALLOW in answers - {guest_answer(machine, name, *arguments)}, name
 
 
 @machines

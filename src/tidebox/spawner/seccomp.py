@@ -18,6 +18,8 @@ Left out with a reason that is not obvious:
 
 Let through with a reason: ``setuid`` and its family fail by themselves without capabilities, and programs call them
 with their own id; rules added with ``landlock_*`` only take away; ``mknod`` makes fifos, devices need a capability.
+A kernel other than Linux, below which a box may be, lets more through: for such a one there are further rules, for what
+Linux refuses by itself without a capability.
 
 No call loads a program into the kernel: the machine has one allowance of memory for all of them, which no control group
 counts, and freeing thousands at once can hang it. That holds for filters of sockets, and for further seccomp filters
@@ -120,6 +122,8 @@ _REFUSED_IOCTLS = (
     0x5423,  # TIOCSETD: loads line disciplines
 )
 _PERSONALITY_QUERY = 0xFFFFFFFF
+_FILE_TYPE, _CHARACTER_DEVICE, _BLOCK_DEVICE = 0o170000, 0o020000, 0o060000
+_NEGATIVE = 0x80000000
 _PR_SCHED_CORE = 62  # would keep the core's other thread, a neighbour's, idle
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _SECCOMP_SET_MODE_FILTER = 1
@@ -138,6 +142,7 @@ _RWF_NOWAIT, _RWF_DONTCACHE = 0x08, 0x80
 _SOL_IP, _SOL_SOCKET, _SOL_TCP, _SOL_UDP, _SOL_IPV6, _SOL_ICMPV6 = 0, 1, 6, 17, 41, 58
 _SO_RCVBUF = 8
 _ATTACHING = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
+_PRIVILEGED = (32, 33, 36)  # SO_SNDBUFFORCE, SO_RCVBUFFORCE, SO_MARK
 _LAST_OF_SOCKETS = 84  # SO_INQ
 # Memberships in groups: the device's side of each is memory that no control group counts. Nobody outside could hear.
 _IP_MEMBERSHIPS = (35, 39, 41)  # IP_ADD_MEMBERSHIP, IP_ADD_SOURCE_MEMBERSHIP, IP_MSFILTER
@@ -206,12 +211,29 @@ def _prlimit(program: Assembler) -> None:
     program.jump(EQUAL, 0, fail(0), fail(errno.EPERM))
 
 
-def _priority_of(kind: int) -> Rule:
+def _priority_of(kind: int, allowed: Target = ALLOW) -> Rule:
     def rule(program: Assembler) -> None:
         program.load(_argument(0))
         program.jump(EQUAL, kind, None, fail(errno.EPERM))
         program.load(_argument(1))
-        program.jump(EQUAL, 0, ALLOW, fail(errno.EPERM))
+        program.jump(EQUAL, 0, allowed, fail(errno.EPERM))
+
+    return rule
+
+
+def _worse_priority(program: Assembler) -> None:
+    _priority_of(_PRIO_PROCESS, "how nice")(program)
+    program.label("how nice")
+    program.load(_argument(2))
+    program.jump(ANY_BIT, _NEGATIVE, fail(errno.EACCES), ALLOW)
+
+
+def _no_device(mode: int) -> Rule:
+    def rule(program: Assembler) -> None:
+        program.load(_argument(mode))
+        program.mask(_FILE_TYPE)
+        program.jump(EQUAL, _CHARACTER_DEVICE, fail(errno.EPERM))
+        program.jump(EQUAL, _BLOCK_DEVICE, fail(errno.EPERM), ALLOW)
 
     return rule
 
@@ -262,7 +284,12 @@ def _flagged_io(program: Assembler) -> None:
     program.jump(ANY_BIT, _RWF_NOWAIT | _RWF_DONTCACHE, fail(errno.EOPNOTSUPP), ALLOW)
 
 
-def _setsockopt(program: Assembler) -> None:
+def _setsockopt(guest: bool) -> Rule:
+    refused = _ATTACHING + _PRIVILEGED if guest else _ATTACHING
+    return lambda program: _socket_options(program, refused)
+
+
+def _socket_options(program: Assembler, refused_options: tuple[int, ...]) -> None:
     absent, refused, no_device = fail(errno.ENOPROTOOPT), fail(errno.EPERM), fail(errno.ENODEV)
     program.load(_argument(1))
     for level in (_SOL_SOCKET, _SOL_TCP, _SOL_IP, _SOL_IPV6, _SOL_UDP):
@@ -270,7 +297,7 @@ def _setsockopt(program: Assembler) -> None:
     program.jump(EQUAL, _SOL_ICMPV6, ALLOW, absent)
     program.label(f"options of level {_SOL_SOCKET}")
     program.load(_argument(2))
-    for option in _ATTACHING:
+    for option in refused_options:
         program.jump(EQUAL, option, refused)
     # As on a machine that allows no larger one; connections that nobody has accepted would have it too, uncounted.
     program.jump(EQUAL, _SO_RCVBUF, fail(0))
@@ -307,12 +334,16 @@ def _any_of(program: Assembler, values: tuple[int, ...], then: int, otherwise: i
 _EXECUTABLE_MEMORY = "memfd_create memfd_secret"
 
 
-def rules(nested: bool) -> tuple[tuple[str, Rule], ...]:
-    """Calls whose answer depends on their arguments; ``nested`` says that programs may load filters of their own."""
+def rules(nested: bool, guest: bool = False) -> tuple[tuple[str, Rule], ...]:
+    """Calls whose answer depends on their arguments.
+
+    ``nested`` says that programs may load filters of their own, ``guest`` that the kernel below is not Linux.
+    """
+    further = (("mknod", _no_device(1)), ("mknodat", _no_device(2)), ("get_robust_list", _on_itself))
     return (
         ("clone", _clone),
         ("socket socketpair", _socket),
-        ("setsockopt", _setsockopt),
+        ("setsockopt", _setsockopt(guest)),
         ("ioctl", _ioctl),
         ("fcntl", _fcntl),
         ("fadvise64", _fadvise),
@@ -320,11 +351,12 @@ def rules(nested: bool) -> tuple[tuple[str, Rule], ...]:
         ("sched_setaffinity sched_setscheduler sched_setparam sched_setattr", _on_itself),
         ("setrlimit", _setrlimit),
         ("prlimit64", _prlimit),
-        ("setpriority", _priority_of(_PRIO_PROCESS)),
+        ("setpriority", _worse_priority if guest else _priority_of(_PRIO_PROCESS)),
         ("ioprio_set", _priority_of(_IOPRIO_WHO_PROCESS)),
         ("personality", _personality),
         ("prctl", _prctl(nested)),
         ("seccomp", _seccomp(nested)),
+        *(further if guest else ()),
     )
 
 
@@ -338,11 +370,12 @@ def absent() -> list[str]:
     return _ABSENT.split()
 
 
-def build_filter(machine: str, nested: bool = False, executable: bool = True) -> bytes:
+def build_filter(machine: str, nested: bool = False, executable: bool = True, guest: bool = False) -> bytes:
     """The filter for ``machine`` (as ``uname -m`` names it), ready for PR_SET_SECCOMP.
 
     ``nested`` lets programs load filters of their own. Where files of a box are not ``executable``, and its kernel has
-    no other way to keep memory from being executed like one, such memory is refused.
+    no other way to keep memory from being executed like one, such memory is refused. ``guest`` is for a kernel that is
+    not Linux.
     """
     if machine not in _AUDIT_ARCH:
         raise ValueError(f"no system call table for {machine}")
@@ -350,7 +383,7 @@ def build_filter(machine: str, nested: bool = False, executable: bool = True) ->
     program.load(_ARCHITECTURE)
     program.jump(EQUAL, _AUDIT_ARCH[machine], None, KILL)
     program.load(_NUMBER)
-    by_argument = rules(nested)
+    by_argument = rules(nested, guest)
     ranges = _ranges(machine, [names for names, _ in by_argument], "" if executable else _EXECUTABLE_MEMORY)
     _decide(program, ranges, 0, len(ranges))
     for names, rule in by_argument:

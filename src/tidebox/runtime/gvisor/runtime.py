@@ -308,7 +308,7 @@ class GvisorRuntime(Runtime):
         """What a sandbox needs of this machine before it is started."""
         root = places.host(self._host) if image.rootfs is None else Root(image.rootfs)
         nested = self._settings.allow_nested_filters
-        command = agent_command(filter_path(nested, spec.executable))
+        command = agent_command(filter_path(nested, spec.executable, guest=True))
         name = places.box_name(next(self._numbers))
         held = self._images.hold(image)
         group: Group | None = None

@@ -38,15 +38,18 @@ def agent_command(*arguments: str) -> list[str]:
     return [*program, "-I", "-S", "-B", "-c", code, *arguments]
 
 
-def filter_name(nested: bool, executable: bool = True) -> str:
-    """The file with the system call filter; ``nested`` says that programs may load more, ``executable`` that memory may
-    be executed like a file."""
-    return "filter" + ("-nested" if nested else "") + ("" if executable else "-noexec")
+def filter_name(nested: bool, executable: bool = True, guest: bool = False) -> str:
+    """The file with the system call filter.
+
+    ``nested`` says that programs may load more, ``executable`` that memory may be executed like a file, ``guest`` that
+    the kernel of the box is not Linux.
+    """
+    return "filter" + ("-nested" if nested else "") + ("" if executable else "-noexec") + ("-guest" if guest else "")
 
 
-def filter_path(nested: bool, executable: bool = True) -> str:
+def filter_path(nested: bool, executable: bool = True, guest: bool = False) -> str:
     """Where boxes have it."""
-    return f"{launchers.DIRECTORY}/{filter_name(nested, executable)}"
+    return f"{launchers.DIRECTORY}/{filter_name(nested, executable, guest)}"
 
 
 def sources() -> dict[str, bytes]:
@@ -82,8 +85,8 @@ def collect_here() -> bytes:
 def complete(collected: bytes, machine: str) -> bytes:
     """The whole archive, of an interpreter with the agent."""
     files = launchers.files()
-    for nested, executable in itertools.product((False, True), repeat=2):
-        files[filter_name(nested, executable)] = seccomp.build_filter(machine, nested, executable)
+    for choice in itertools.product((False, True), repeat=3):
+        files[filter_name(*choice)] = seccomp.build_filter(machine, *choice)
     return with_files(collected, files)
 
 

@@ -1,7 +1,8 @@
 """Pid 1 of a container: the agent on the container's own standard streams, with the user's uid and no power.
 
 Where the container has a kernel of its own, root there is nobody on the machine: the agent is that root, with what it
-needs to start, signal and serve processes of another uid, and user code has that one.
+needs to start, signal and serve processes of another uid, and user code has that one. Before it takes a request it
+covers its own directory in /proc, which not every kernel keeps others from, and gives up the power to do so.
 
 Elsewhere user code has the same uid, so the agent is kept from it by three things. It is not dumpable: nothing of
 /proc/1 that matters can be opened. A filter that it loads on itself, and that everything inherits, has no call that
@@ -43,6 +44,8 @@ def main(arguments: list[str]) -> int:
     sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
     if two_ids:
         _remove_devices()
+        confine.bound_init(two_ids)
+        _hide_init()
         confine.restrict_init(two_ids)
     if arguments:
         with open(arguments[0], "rb") as file:
@@ -59,7 +62,8 @@ def main(arguments: list[str]) -> int:
             default_user_name=USER,
             confine=confine.confine_program if two_ids else _confine,
             builtins={"send": _send, "receive": _receive, "examine": _examine, "renew": _renew},
-            oom_score_fd=os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
+            # A kernel of its own has no say in which processes of the machine end when memory is short.
+            oom_score_fd=None if two_ids else os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
             counters=counters.read,
             shares_user=not two_ids,
         )
@@ -77,6 +81,12 @@ def _remove_devices() -> None:
         os.rmdir("/dev/net")
     except OSError:
         pass
+
+
+def _hide_init() -> None:
+    """Let nobody see what this process has open and where its memory is."""
+    flags = sys_.MS_RDONLY | sys_.MS_NOSUID | sys_.MS_NODEV | sys_.MS_NOEXEC
+    sys_.mount("none", f"/proc/{os.getpid()}", "tmpfs", flags, "mode=0555,size=4096")
 
 
 def _take_streams() -> tuple[int, int]:

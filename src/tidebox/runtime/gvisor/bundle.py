@@ -22,6 +22,8 @@ OWN_BYTES = 96 * MIB
 _OWN_PROCESSES, _PROCESSES_EACH = 256, 3
 # What init needs to start, signal and serve the files of processes of another uid, on the sandbox's own kernel.
 _CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETUID")
+# By which it hides itself, on that kernel, and then gives up these two for itself and all that it starts.
+_AT_FIRST = ("CAP_SETPCAP", "CAP_SYS_ADMIN")
 _SETS = ("bounding", "effective", "permitted", "inheritable", "ambient")
 _KEPT_SETS = ("bounding", "effective", "permitted")
 _CORE = 1
@@ -66,7 +68,7 @@ def configuration(spec: BoxSpec, root: Root, *, tools: Path, command: Sequence[s
             "args": list(command),
             "env": [],
             "cwd": "/",
-            "capabilities": {name: list(_CAPABILITIES) if name in _KEPT_SETS else [] for name in _SETS},
+            "capabilities": {name: [*_CAPABILITIES, *_AT_FIRST] if name in _KEPT_SETS else [] for name in _SETS},
             "rlimits": _rlimits(spec.limits),
             "noNewPrivileges": True,
         },
@@ -96,7 +98,7 @@ def _own(spec: BoxSpec) -> list[dict[str, Any]]:
         return {"destination": path, "type": "tmpfs", "source": "tmpfs", "options": options}
 
     return [
-        {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "nodev", "noexec"]},
+        {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "nodev", "noexec", "ro"]},
         {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "nodev", "noexec", "ro"]},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "noexec", "mode=0755"]},
         memory(WORKSPACE, spec.executable, "0755", workspace),

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -55,8 +55,11 @@ def _controllers() -> set[str]:
 class Daemon:
     """One daemon in a directory; it must be stopped."""
 
-    def __init__(self, directory: Path, disk: str | None = None) -> None:
-        """``disk`` is the size of the one that it has for itself, where it has one."""
+    def __init__(
+        self, directory: Path, disk: str | None = None, runtimes: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """``disk`` is the size of the one that it has for itself, where it has one; ``runtimes`` are the
+        commands of further OCI runtimes, by name."""
         self._directory = directory
         self.data = directory / "data"
         """Where its images, volumes and containers are."""
@@ -66,7 +69,8 @@ class Daemon:
             subprocess.run(words, check=True)
         # Not a name that spawners take for that of a dead one of theirs.
         self._cgroup = f"docker-tests-{os.getpid()}-{directory.stat().st_ino}"
-        (directory / "daemon.json").write_text("{}")
+        named = {name: {"path": words[0], "runtimeArgs": words[1:]} for name, words in (runtimes or {}).items()}
+        (directory / "daemon.json").write_text(json.dumps({"runtimes": named} if named else {}))
         self.start()
 
     @property
@@ -257,10 +261,12 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 @contextlib.contextmanager
-def running(images: Sequence[str] = IMAGES, disk: str | None = None) -> Iterator[Daemon]:
+def running(
+    images: Sequence[str] = IMAGES, disk: str | None = None, runtimes: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[Daemon]:
     """A daemon for as long as the context lasts, on a disk of its own of that size or the machine's."""
     # Not pytest's directory: a socket's path is short.
-    daemon = Daemon(Path(tempfile.mkdtemp(prefix="tidebox-docker-")), disk)
+    daemon = Daemon(Path(tempfile.mkdtemp(prefix="tidebox-docker-")), disk, runtimes)
     try:
         daemon.make_images(images)
         yield daemon

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,6 +82,13 @@ class EngineFacts:
     runtimes: Mapping[str, str] = field(default_factory=dict)
     """Those that it can make containers by, with the programs that they are."""
     facts: Mapping[str, str] = field(default_factory=dict)
+
+    def updates(self, runtime: str | None) -> bool:
+        """Whether a container that runs, made by that one or the engine's own choice, takes other limits."""
+        if self.podman:
+            return False
+        # gVisor's program has no command for it.
+        return runtime is None or os.path.basename(self.runtimes.get(runtime) or runtime) != "runsc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

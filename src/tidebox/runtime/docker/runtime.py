@@ -105,7 +105,7 @@ class DockerRuntime(Runtime):
 
     @property
     def features(self) -> Features:
-        adjusts = self._connected is None or not self._connected.facts.podman
+        adjusts = self._connected is None or self._connected.facts.updates(self._settings.docker.runtime)
         return Features(parks=True, adjusts=adjusts, renews=adjusts, freezes=True, relays=True)
 
     def resolve(self, image: str) -> ResolvedImage:

@@ -90,12 +90,12 @@ def test_what_the_kernel_keeps_for_a_box_is_charged_to_it(box_run: BoxRunner, ki
 
 def test_objects_of_nobody_are_seen() -> None:
     """That the measure can fail: locks of this process, which is in no box, are charged to none."""
-    before = _slab_bytes()
+    before = slab_bytes()
     with contextlib.ExitStack() as opened:
         files = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(400)]
         for number in range(OBJECTS["range locks"].most):
             fcntl.lockf(files[number % len(files)], fcntl.LOCK_EX, 1, 2 * number)
-        assert _grown(before) > UNCHARGED
+        assert grown_since(before) > UNCHARGED
 
 
 def _uncharged(runner: BoxRunner, kernel: Kernel) -> tuple[int, str]:
@@ -106,12 +106,12 @@ def _uncharged(runner: BoxRunner, kernel: Kernel) -> tuple[int, str]:
     run = runner.submit(run_on(runner.engine, code, timeout=_SECONDS, **limits))
     try:
         pid = _process(f"r{tag}", run)
-        group = _group_of(pid)
-        before, charged = _slab_bytes(), _charged(group)
+        group = group_of(pid)
+        before, charged = slab_bytes(), charged_to(group)
         os.kill(pid, signal.SIGUSR1)
         pid = _heir(pid, f"d{tag}", run)
         # What is charged is taken from a stock of each processor, some pages at a time.
-        uncharged = _grown(before) - (_charged(group) - charged)
+        uncharged = grown_since(before) - (charged_to(group) - charged)
         if uncharged >= UNCHARGED:
             _await_end(run)
         os.kill(pid, signal.SIGUSR1)
@@ -178,7 +178,7 @@ def _comm(pid: int) -> str:
         return ""  # it ended while we looked
 
 
-def _group_of(pid: int) -> Path:
+def group_of(pid: int) -> Path:
     """The directory of the control group that memory of a process is charged to."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -189,7 +189,7 @@ def _group_of(pid: int) -> Path:
     raise AssertionError("the box has no control group for memory")
 
 
-def _charged(group: Path) -> int:
+def charged_to(group: Path) -> int:
     """Kernel memory that is charged to a control group."""
     if (group / "memory.kmem.usage_in_bytes").exists():
         return int((group / "memory.kmem.usage_in_bytes").read_text())
@@ -197,7 +197,7 @@ def _charged(group: Path) -> int:
     return int(stat["slab"])
 
 
-def _slab_bytes() -> dict[str, int]:
+def slab_bytes() -> dict[str, int]:
     """The memory of each of the kernel's caches."""
     found = {}
     for line in Path("/proc/slabinfo").read_text().splitlines()[2:]:
@@ -206,6 +206,6 @@ def _slab_bytes() -> dict[str, int]:
     return found
 
 
-def _grown(before: dict[str, int]) -> int:
+def grown_since(before: dict[str, int]) -> int:
     """By how much they have grown; shrinking ones are others' doing."""
-    return sum(max(0, size - before.get(name, 0)) for name, size in _slab_bytes().items())
+    return sum(max(0, size - before.get(name, 0)) for name, size in slab_bytes().items())

@@ -34,11 +34,11 @@ esac
 """
 
 
-def pretender(directory: Path, real: str) -> tuple[str, Path]:
-    """A runsc whose kvm never comes to an end, and where it notes how it was called."""
+def pretender(directory: Path, real: str, text: str = PRETENDER) -> tuple[str, Path]:
+    """A runsc whose kvm never comes to an end, or another one, and where it notes how it was called."""
     log = directory / "calls"
     program = directory / "runsc"
-    program.write_text(PRETENDER.format(log=log, real=real, version="20990101.0"))
+    program.write_text(text.format(log=log, real=real, version="20990101.0"))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     log.touch()
     return str(program), log
@@ -187,3 +187,40 @@ async def test_probes_that_are_given_up_leave_nothing(tmp_path: Path, runsc_path
     report = await probing
     assert not report.available
     assert not list((tmp_path / "data" / "gvisor" / "run").iterdir())
+
+
+# Ends its connection at once, as a sandbox does that cannot start, and does not end itself.
+SILENT = """#!/bin/sh
+case "$*" in
+--version) echo "runsc version {version}" ;;
+flags) {real} flags ;;
+*) exec </dev/null >/dev/null; exec sleep 1000 ;;
+esac
+"""
+
+
+async def test_one_that_hangs_up_and_does_not_end_is_told(
+    tmp_path: Path, runsc_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gvisor, "_END_SECONDS", 1.0)
+    path, _ = pretender(tmp_path, runsc_path, SILENT)
+    engine = engine_with(tmp_path, path, "systrap")
+    try:
+        report = await engine.runtime.probe()
+        assert not report.available
+        assert report.reason is not None
+        assert "systrap: a sandbox of gVisor did not start" in report.reason
+    finally:
+        await engine.close()
+
+
+def test_it_gets_nothing_of_the_servers_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDBOX_TOKEN_SECRET", "secret")
+    program = tmp_path / "runsc"
+    program.write_text(f"#!/bin/sh\nenv >> {tmp_path}/environment\necho runsc version 1\n")
+    program.chmod(0o755)
+    with pytest.raises(RuntimeUnavailable, match="is no runsc"):
+        runsc.look(str(program))
+    told = (tmp_path / "environment").read_text()
+    assert "PATH=" in told
+    assert "secret" not in told

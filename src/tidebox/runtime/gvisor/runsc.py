@@ -71,6 +71,7 @@ def _said(path: str, arguments: Sequence[str]) -> str:
     try:
         done = subprocess.run(
             [path, *arguments],
+            env={"PATH": _USUAL_PATH},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

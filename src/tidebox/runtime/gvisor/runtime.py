@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -178,12 +179,15 @@ class GvisorRuntime(Runtime):
 
     async def _ready(self) -> _Usable:
         """A runsc that works, looked for again as long as there is none."""
-        if self._closed:
-            raise RuntimeUnavailable("the runtime is closed")
+        self._require_open()
         if self._usable is None:
             self._usable = await self._once("look", self._look)
             self.version = self._usable.runsc.version
         return self._usable
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeUnavailable("the runtime is closed")
 
     async def _look(self) -> _Usable:
         settings = self._settings.gvisor
@@ -279,6 +283,7 @@ class GvisorRuntime(Runtime):
                 raise
             box: GvisorBox | None = None
             try:
+                self._require_open()
                 command = found.command(places.state, platform, self._rootless)
                 box = self._start(
                     [*command, "run", f"--bundle={prepared.bundle}", prepared.name], prepared, spec, image
@@ -292,8 +297,7 @@ class GvisorRuntime(Runtime):
                 box.begin_counting()
                 if spec.sandbox_id is not None:
                     box.relay = await Relay.open(box.link, self._settings.agent_sockets / f"{spec.sandbox_id}.sock")
-                if self._closed:
-                    raise RuntimeUnavailable("the runtime is closed")
+                self._require_open()
             except BaseException:
                 if box is not None:
                     self._later(_closed(box))
@@ -353,7 +357,9 @@ class GvisorRuntime(Runtime):
         try:
             await box.link.wait_ready(_READY_SECONDS)
         except BoxGone as error:
-            await asyncio.wait_for(box.process.ended(), _END_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                # Where it does not end, its agent's silence is all that can be told.
+                await asyncio.wait_for(box.process.ended(), _END_SECONDS)
             usage = await box.usage()
             if usage.oom_kills:
                 reason = "its memory does not suffice for the sandbox itself"

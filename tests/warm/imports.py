@@ -139,6 +139,42 @@ print(queue.__file__, json.__file__)
 import asyncio
 """
 
+_BLOCKED = """
+import sys, types
+sys.modules["_json"] = sys.modules["_decimal"] = sys.modules["ssl"] = None
+import json, decimal, http.client
+print(json.encoder.c_make_encoder, decimal.Decimal(1), sys.modules["_decimal"], hasattr(http.client, "HTTPSConnection"))
+try: import ssl
+except ImportError as error: print(repr(error))
+# What modules of the standard library look for and do not find.
+for name in ("_winapi", "nt", "org.python.core", "java.lang"): sys.modules[name] = types.ModuleType(name)
+try: import shutil; print(shutil.nt)
+except Exception as error: print(repr(error))
+try: import copy; print(copy.PyStringMap)
+except Exception as error: print(repr(error))
+"""
+
+# Modules of the standard library that hold on to something of the program: its names go nevertheless.
+_HELD = """
+import json, logging, os
+class Kept(logging.Handler):
+    def __init__(self): super().__init__(); self.file = open("handler.txt", "w")
+    def emit(self, record): self.file.write(self.format(record))
+logging.getLogger().addHandler(Kept())
+logging.getLogger().warning("kept")
+def default(value): return os.path.basename(value)
+json.JSONEncoder.default = default
+left = open("left.txt", "w"); left.write("left open")
+"""
+
+_TYPED = """
+import typing
+class Item:
+    def method(self): pass
+items: typing.List[Item] = []
+left = open("left.txt", "w"); left.write("left open")
+"""
+
 IMPORTS = [
     Case("imports_state", _STATE),
     Case("imports_state_of_code", _STATE, how="code"),
@@ -157,6 +193,15 @@ IMPORTS = [
         },
     ),
     Case("imports_left_behind", _LEFT),
+    Case("imports_held", _HELD),
+    Case("imports_held_of_code", _HELD, how="code"),
+    Case("imports_held_by_typing", _TYPED),
+    Case("imports_held_of_a_module", "import held\nprint(held.__name__)", files={"held.py": _TYPED}),
+    Case("imports_blocked", _BLOCKED),
+    Case(
+        "imports_machine",
+        "import uuid, platform, socket\nprint(platform.node() == socket.gethostname(), platform.uname())",
+    ),
     Case("imports_other_paths", _PATHS),
     Case("imports_shadowed", "import statistics", files={"random.py": "print('mine')\nRandom = seed = None"}),
     Case("imports_shadowed_package", "import json\nprint(json.mine)", files={"json/__init__.py": "mine = 1"}),
@@ -198,5 +243,10 @@ PACKAGES = [
         "import sys, pandas as pd\nprint(pd.DataFrame({'k': list('aab'), 'v': [1, 2, 3]}).groupby('k').agg(['sum', 'mean']), list(sys.modules)[-20:])\npd.DataFrame({'a': [1]}).to_csv('a.csv')",
     ),
     Case("pandas_fails", "import pandas as pd\npd.DataFrame({'a': [1]})['b']"),
+    Case(
+        "matplotlib_settings",
+        "import os\nopen('my.rc', 'w').write('lines.linewidth: 7\\n')\nos.environ['MATPLOTLIBRC'] = 'my.rc'\nimport matplotlib\nprint(matplotlib.rcParams['lines.linewidth'])",
+        env=(("HOME", "/tmp"),),
+    ),
     Case("numpy_shadowed", "import numpy", files={"numpy.py": "print('mine')"}),
 ]

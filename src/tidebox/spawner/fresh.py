@@ -45,6 +45,8 @@ def may_give(name: str) -> bool:
         base = os.environ.get("MPLCONFIGDIR") or os.path.join(
             os.environ.get("XDG_CONFIG_HOME") or os.environ.get("HOME", "") + "/.config", "matplotlib"
         )
+        if "MATPLOTLIBRC" in os.environ:
+            return False
         places = ("matplotlibrc", f"{base}/matplotlibrc", f"{base}/stylelib")
         return not any(map(os.path.lexists, places))
     return True
@@ -106,6 +108,12 @@ def _start(logging: Any) -> None:
     logging._startTime = time.time_ns() if sys.version_info >= (3, 13) else time.time()
 
 
+def _machine(platform: Any) -> None:
+    # With the name of whichever machine this was when it was loaded: each box has its own.
+    platform._uname_cache = None
+    platform._platform_cache.clear()
+
+
 def _process(process: Any) -> None:
     # What processes of one program know each other by, and where it began.
     process.current_process()._config["authkey"] = process.AuthenticationString(os.urandom(32))
@@ -153,6 +161,7 @@ _FRESH: dict[str, Callable[[Any], None]] = {
     "matplotlib.style.core": _styles,
     "matplotlib.texmanager": _tex,
     "numpy": _threads,
+    "platform": _machine,
     "numpy.random.mtrand": _seed_numpy,
     "random": _seed,
     "tempfile": _names,

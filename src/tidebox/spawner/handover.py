@@ -6,7 +6,8 @@ code, and no list or name that a program looks at has anything of ours.
 
 A module is given together with all that its import would load, in the same order, and what that import would do besides
 is done then. It is not given where a fresh import could end otherwise: another file would be found for any part of it,
-a variable that it read has another value, a part was given before and is not there any more, or the program watches
+a variable that it read has another value, a part was given before and is not there any more or was put there by the
+program (None too), or the program watches
 imports (traces, profiles, finders or an ``__import__`` of its own). Then it is loaded as if nothing had been set aside.
 Packages with compiled parts no process can load twice: they are given though imports are watched, or a variable was
 changed since the start. One that comes with such a variable is run by an interpreter of its own.
@@ -43,6 +44,7 @@ _frame, _gettrace, _getprofile = sys._getframe, sys.gettrace, sys.getprofile
 _monitoring = getattr(sys, "monitoring", None)
 _environment = os.environ
 _variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+_ABSENT = object()
 _FILE = "<frozen importlib._bootstrap>"
 _SOURCE = """
 def _find_spec(name, path, target=None):
@@ -54,7 +56,7 @@ def _find_spec(name, path, target=None):
 class Bundle:
     """A module with everything that its import loads, in the order in which that is complete."""
 
-    __slots__ = ("members", "variables", "files", "once")
+    __slots__ = ("members", "variables", "absent", "files", "once")
 
     def __init__(self, kept: dict[str, Kept], name: str) -> None:
         self.members = _in_order(kept, name)
@@ -64,6 +66,8 @@ class Bundle:
             for variable, value in member.variables.items()
             if not fresh.is_applied(member.name, variable)
         }
+        self.absent = frozenset(missing for member in self.members for missing in member.absent if missing not in kept)
+        """What was asked for in vain: a program can put it among the modules."""
         tops = {member.name for member in self.members if "." not in member.name and member.spec is not None}
         tops.update(missing.partition(".")[0] for member in self.members for missing in member.absent)
         self.files = frozenset(top + suffix for top in tops for suffix in _SUFFIXES)
@@ -154,8 +158,11 @@ class HandOver:
         if _modules is not sys.modules or os.environ is not _environment:
             return False
         for member in bundle.members:
-            if _modules.get(member.name) is not (member.module if member.given else None):
+            # Not even None, by which a program says that a module is not to be found.
+            if _modules.get(member.name, _ABSENT) is not (member.module if member.given else _ABSENT):
                 return False
+        if not bundle.absent.isdisjoint(_modules):
+            return False
         if not self._finds_the_same(bundle):
             return False
         # Those that cannot be loaded again are given where another import would only be seen, or read what was changed

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tidebox.api.app import Application
     from tidebox.api.asgi import App
     from tidebox.api.auth import Authenticator
-    from tidebox.api.mcp import ProtocolServer
+    from tidebox.api.mcp import McpApp
     from tidebox.api.services import Services
     from tidebox.broker.audit.audit_log import Audit
     from tidebox.broker.run_metrics import RunMetrics
@@ -167,12 +167,12 @@ async def _give_way(membership: Membership, stop: _Stop) -> None:
 
 
 def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Runtimes, offers: Offers) -> Services:
-    from tidebox.api.following import Following
-    from tidebox.api.health import Health
-    from tidebox.api.metrics import Levels, Metrics
-    from tidebox.api.rates import RateLimiter
+    from tidebox.api.health import HealthEndpoint
+    from tidebox.api.log_followers import LogFollowerQuota
+    from tidebox.api.metrics import Levels, ServerMetrics
+    from tidebox.api.rate_limit import RateLimiter
     from tidebox.api.services import Services
-    from tidebox.api.signing import Signer
+    from tidebox.api.signed_urls import UrlSigner
     from tidebox.broker.audit.audit_log import Audit
     from tidebox.broker.broker import Broker
     from tidebox.broker.runs.journaled import Retention
@@ -199,7 +199,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Ru
         )
 
     egress = egress_rules(settings, embedded=False)
-    metrics = Metrics(engine.runtime.name, levels)
+    metrics = ServerMetrics(engine.runtime.name, levels)
     store = _store(settings)
     membership = _membership(settings, data_dir, store)
     audit = Audit(settings.data_dir / "audit", retention_days=settings.audit_retention_days)
@@ -250,15 +250,15 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Ru
         authenticator=_authenticator(settings, data_dir),
         rate_limiter=RateLimiter(settings.rate_limit),
         metrics=metrics,
-        health=Health(),
-        following=Following(settings.ws_max_streams_per_user),
+        health=HealthEndpoint(),
+        following=LogFollowerQuota(settings.ws_max_streams_per_user),
         policy=policy,
         planner=Planner(policy, runtimes, egress, engine.languages),
         runtimes=runtimes,
         files=files,
         audit=audit,
         sandboxes=sandboxes,
-        signer=Signer(
+        signer=UrlSigner(
             settings.ws_signing_secret or settings.api_key or data_dir.api_key(),
             ttl=settings.ws_signed_url_ttl_sec,
             enabled=settings.ws_signed_urls,
@@ -439,9 +439,9 @@ def _authenticator(settings: Settings, data_dir: DataDir) -> Authenticator:
     verify = None
     if settings.auth_jwt_secret or settings.auth_jwks_file:
         # Loaded only where tokens are accepted: cryptography takes its time.
-        from tidebox.api.tokens import TokenVerifier
+        from tidebox.api.jwt_verifier import JwtVerifier
 
-        verify = TokenVerifier(
+        verify = JwtVerifier(
             secret=settings.auth_jwt_secret,
             jwks_file=settings.auth_jwks_file,
             audience=settings.auth_jwt_audience,
@@ -546,7 +546,7 @@ def _listening_socket(settings: Settings) -> socket.socket:
     return sock
 
 
-def _mcp(settings: Settings, app: App) -> ProtocolServer:
+def _mcp(settings: Settings, app: App) -> McpApp:
     from tidebox.mcp.http import HttpServer
 
     return HttpServer(

@@ -8,8 +8,8 @@ import resource
 import pytest
 from structlog.testing import capture_logs
 
-from tidebox.api import admission
-from tidebox.api.admission import Admission, RefusalLog, connection_state
+from tidebox.api import connection_limits
+from tidebox.api.connection_limits import ConnectionLimiter, RefusalLog, connection_state
 from tidebox.config import load_settings
 
 
@@ -22,13 +22,13 @@ class Transport(asyncio.Transport):
         self.aborted = True
 
 
-def admitted(room: Admission, address: str) -> Transport | None:
+def admitted(room: ConnectionLimiter, address: str) -> Transport | None:
     transport = Transport()
     return transport if room.admit(transport, address) else None
 
 
 def test_the_longest_idle_connection_of_an_address_makes_room() -> None:
-    room = Admission(10, 2)
+    room = ConnectionLimiter(10, 2)
     first, second = admitted(room, "10.0.0.1"), admitted(room, "10.0.0.1")
     assert first is not None
     assert second is not None
@@ -39,7 +39,7 @@ def test_the_longest_idle_connection_of_an_address_makes_room() -> None:
 
 
 def test_a_connection_in_use_makes_no_room() -> None:
-    room = Admission(2, 2)
+    room = ConnectionLimiter(2, 2)
     first, second = admitted(room, "10.0.0.1"), admitted(room, "10.0.0.2")
     assert first is not None
     assert second is not None
@@ -53,7 +53,7 @@ def test_a_connection_in_use_makes_no_room() -> None:
 
 
 def test_nothing_is_remembered_of_those_that_are_gone() -> None:
-    room = Admission(3, 2)
+    room = ConnectionLimiter(3, 2)
     for number in range(100):
         opened = admitted(room, f"10.0.1.{number}")
         assert opened is not None
@@ -74,7 +74,7 @@ def test_nothing_is_remembered_of_those_that_are_gone() -> None:
     ],
 )
 def test_what_counts_as_one_address(one: str, other: str, same: bool) -> None:
-    room = Admission(10, 1)
+    room = ConnectionLimiter(10, 1)
     first = admitted(room, one)
     assert first is not None
     room.busy(first)
@@ -82,7 +82,7 @@ def test_what_counts_as_one_address(one: str, other: str, same: bool) -> None:
 
 
 def test_a_trusted_proxy_stands_for_many() -> None:
-    room = Admission(5, 1, ["10.0.0.0/24"])
+    room = ConnectionLimiter(5, 1, ["10.0.0.0/24"])
     assert all(admitted(room, "10.0.0.7") for _ in range(5))
     assert admitted(room, "") is not None  # gone before its address was asked for
 
@@ -100,7 +100,7 @@ def test_a_quarter_of_the_descriptors_is_the_servers_own(monkeypatch: pytest.Mon
 
 
 async def test_refusals_are_counted_and_not_all_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "LINE_SECONDS", 0.05)
+    monkeypatch.setattr(connection_limits, "LINE_SECONDS", 0.05)
     log = RefusalLog()
     with capture_logs() as lines:
         for _ in range(1000):

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 
 from tidebox.api.auth import Authenticator
-from tidebox.api.tokens import TokenVerifier
+from tidebox.api.jwt_verifier import JwtVerifier
 from tidebox.errors import InvalidRequest, Unauthorized
 from tidebox.model.principal import Principal
 
@@ -98,7 +98,7 @@ def test_nothing_else_does(headers: list[tuple[bytes, bytes]]) -> None:
 
 def test_a_refusal_does_not_quote_what_was_sent() -> None:
     with pytest.raises(Unauthorized) as refusal:
-        Authenticator(KEY, TokenVerifier(secret=SECRET)).authenticate([(b"authorization", b"Bearer sesame.open.now")])
+        Authenticator(KEY, JwtVerifier(secret=SECRET)).authenticate([(b"authorization", b"Bearer sesame.open.now")])
     assert "sesame" not in refusal.value.message
 
 
@@ -106,13 +106,13 @@ def test_a_refusal_does_not_quote_what_was_sent() -> None:
 
 
 def test_a_token_names_user_and_roles() -> None:
-    verify = TokenVerifier(secret=SECRET)
+    verify = JwtVerifier(secret=SECRET)
     assert verify(hs256()) == Principal("ada")
     assert verify(hs256(roles=["sandbox_admin", "x"])) == Principal("ada", frozenset({"sandbox_admin", "x"}))
 
 
 def test_clocks_may_differ_a_little() -> None:
-    verify = TokenVerifier(secret=SECRET)
+    verify = JwtVerifier(secret=SECRET)
     verify(hs256(exp=int(time.time()) - 5))
     with pytest.raises(Unauthorized, match="expired"):
         verify(hs256(exp=int(time.time()) - 30))
@@ -143,19 +143,19 @@ def test_claims_that_are_not_accepted(changes: dict[str, Any]) -> None:
     algorithm = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256)
     signature = jwt.utils.base64url_encode(algorithm.sign(head + b"." + body, SECRET.encode()))
     with pytest.raises(Unauthorized):
-        TokenVerifier(secret=SECRET)(b".".join((head, body, signature)).decode())
+        JwtVerifier(secret=SECRET)(b".".join((head, body, signature)).decode())
 
 
 def test_another_secret_is_refused() -> None:
     with pytest.raises(Unauthorized):
-        TokenVerifier(secret=SECRET)(hs256("another secret, which is as long as the first"))
+        JwtVerifier(secret=SECRET)(hs256("another secret, which is as long as the first"))
 
 
 @pytest.mark.parametrize("algorithm", ["none", "None", "NONE"])
 def test_an_unsigned_token_is_refused(algorithm: str, jwks_file: Path) -> None:
     head = jwt.utils.base64url_encode(json.dumps({"alg": algorithm, "typ": "JWT"}).encode()).decode()
     body = jwt.utils.base64url_encode(json.dumps(claims()).encode()).decode()
-    verify = TokenVerifier(secret=SECRET, jwks_file=jwks_file)
+    verify = JwtVerifier(secret=SECRET, jwks_file=jwks_file)
     for signature in ("", "AAAA"):
         with pytest.raises(Unauthorized):
             verify(f"{head}.{body}.{signature}")
@@ -164,24 +164,24 @@ def test_an_unsigned_token_is_refused(algorithm: str, jwks_file: Path) -> None:
 @pytest.mark.parametrize("token", ["", ".", "..", "a.b.c", "é.é.é", "eyJhbGciOiJIUzI1NiJ9..", "x" * 100])
 def test_what_is_no_token_is_refused(token: str) -> None:
     with pytest.raises(Unauthorized):
-        TokenVerifier(secret=SECRET)(token)
+        JwtVerifier(secret=SECRET)(token)
 
 
 @pytest.mark.parametrize("algorithm", ["HS384", "HS512"])
 def test_only_the_algorithm_of_the_secret_is_accepted(algorithm: str) -> None:
     secret = SECRET * 2
     with pytest.raises(Unauthorized):
-        TokenVerifier(secret=secret)(jwt.encode(claims(), secret, algorithm=algorithm))
+        JwtVerifier(secret=secret)(jwt.encode(claims(), secret, algorithm=algorithm))
 
 
 def test_a_short_secret_is_refused_at_the_start() -> None:
     with pytest.raises(InvalidRequest, match="32 bytes") as refusal:
-        TokenVerifier(secret="hunter2")
+        JwtVerifier(secret="hunter2")
     assert "hunter2" not in refusal.value.message
 
 
 def test_audience_and_issuer_are_required_where_set() -> None:
-    verify = TokenVerifier(secret=SECRET, audience="tidebox", issuer="https://id.example")
+    verify = JwtVerifier(secret=SECRET, audience="tidebox", issuer="https://id.example")
     assert verify(hs256(aud="tidebox", iss="https://id.example")).user == "ada"
     for changes in ({}, {"aud": "tidebox"}, {"iss": "https://id.example"}, {"aud": "x", "iss": "https://id.example"}):
         with pytest.raises(Unauthorized):
@@ -200,14 +200,14 @@ def eddsa(kid: str | None = "e1") -> str:
 
 
 def test_rs256_and_eddsa_are_accepted(jwks_file: Path) -> None:
-    verify = TokenVerifier(jwks_file=jwks_file)
+    verify = JwtVerifier(jwks_file=jwks_file)
     assert verify(rs256()).user == verify(eddsa()).user == "ada"
 
 
 def test_a_token_without_a_key_id_needs_a_single_key_of_its_kind(tmp_path: Path, jwks_file: Path) -> None:
-    assert TokenVerifier(jwks_file=jwks_file)(rs256(kid=None)).user == "ada"
+    assert JwtVerifier(jwks_file=jwks_file)(rs256(kid=None)).user == "ada"
     second = public_jwk(OTHER_RSA_KEY, jwt.algorithms.RSAAlgorithm, kid="r2")
-    verify = TokenVerifier(jwks_file=write_jwks(tmp_path, RSA_JWK, second))
+    verify = JwtVerifier(jwks_file=write_jwks(tmp_path, RSA_JWK, second))
     with pytest.raises(Unauthorized):
         verify(rs256(kid=None))
 
@@ -216,12 +216,12 @@ def test_a_token_without_a_key_id_needs_a_single_key_of_its_kind(tmp_path: Path,
 def test_an_unknown_key_id_is_refused(kid: str, jwks_file: Path) -> None:
     token = jwt.encode(claims(), RSA_KEY, algorithm="RS256", headers={"kid": kid})
     with pytest.raises(Unauthorized):
-        TokenVerifier(jwks_file=jwks_file)(token)
+        JwtVerifier(jwks_file=jwks_file)(token)
 
 
 def test_another_key_is_refused(jwks_file: Path) -> None:
     with pytest.raises(Unauthorized):
-        TokenVerifier(jwks_file=jwks_file)(rs256(OTHER_RSA_KEY))
+        JwtVerifier(jwks_file=jwks_file)(rs256(OTHER_RSA_KEY))
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])
@@ -234,7 +234,7 @@ def test_a_public_key_is_no_secret(secret: str | None, jwks_file: Path) -> None:
     algorithm = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256)
     signature = jwt.utils.base64url_encode(algorithm.sign(head + b"." + body, public))
     with pytest.raises(Unauthorized):
-        TokenVerifier(secret=secret, jwks_file=jwks_file)(b".".join((head, body, signature)).decode())
+        JwtVerifier(secret=secret, jwks_file=jwks_file)(b".".join((head, body, signature)).decode())
 
 
 def test_a_key_in_the_token_is_not_used(jwks_file: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_key_in_the_token_is_not_used(jwks_file: Path) -> None:
         claims(), OTHER_RSA_KEY, algorithm="RS256", headers={"kid": "r1", "jwk": own, "jku": "https://evil.example"}
     )
     with pytest.raises(Unauthorized):
-        TokenVerifier(jwks_file=jwks_file)(token)
+        JwtVerifier(jwks_file=jwks_file)(token)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_key_in_the_token_is_not_used(jwks_file: Path) -> None:
 )
 def test_keys_that_must_not_be_used_are_refused_at_the_start(key: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        TokenVerifier(jwks_file=write_jwks(tmp_path, key))
+        JwtVerifier(jwks_file=write_jwks(tmp_path, key))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"keys": 1}', '{"keys": []}', "\xff"])
@@ -274,14 +274,14 @@ def test_what_is_no_jwks_is_refused_at_the_start(content: str, tmp_path: Path) -
     path = tmp_path / "jwks.json"
     path.write_text(content)
     with pytest.raises(InvalidRequest, match=r"jwks\.json"):
-        TokenVerifier(jwks_file=path)
+        JwtVerifier(jwks_file=path)
 
 
 def test_two_keys_of_one_name_are_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="same kid"):
-        TokenVerifier(jwks_file=write_jwks(tmp_path, RSA_JWK, {**ED_JWK, "kid": "r1"}))
+        JwtVerifier(jwks_file=write_jwks(tmp_path, RSA_JWK, {**ED_JWK, "kid": "r1"}))
 
 
 def test_a_file_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="No such file"):
-        TokenVerifier(jwks_file=tmp_path / "jwks.json")
+        JwtVerifier(jwks_file=tmp_path / "jwks.json")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebox.api import access, interpreter
-from tidebox.api.common import DocumentRoute
+from tidebox.api.route_dependencies import DocumentRoute
 from tidebox.errors import PayloadTooLarge
 from tidebox.protocols.documents import MAX_VALUES, check_values, count_values
 

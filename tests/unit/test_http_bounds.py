@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 import pytest
 import uvicorn
 
-from tidebox.api import http
-from tidebox.api.admission import Admission, ConnectionState
-from tidebox.api.asgi import Context, Receive, Scope, Send, attach
+from tidebox.api import bounded_http
+from tidebox.api.asgi import Receive, RequestContext, Scope, Send, attach
+from tidebox.api.connection_limits import ConnectionLimiter, ConnectionState
 from tidebox.api.surface import Surface
 from tidebox.model.principal import Caller, Principal
 
@@ -23,7 +23,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"].startswith("/known"):
         caller = Caller(Principal("ada"), "", "req-1", "test")
-        attach(scope, Context("req-1", "", _SURFACE, caller=caller))
+        attach(scope, RequestContext("req-1", "", _SURFACE, caller=caller))
     if scope["path"].endswith("/read"):
         while (message := await receive()).get("more_body"):
             pass
@@ -40,12 +40,14 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @contextlib.asynccontextmanager
-async def connection(config: uvicorn.Config, made: list[http.BoundedHttp] | None = None) -> AsyncIterator[Streams]:
+async def connection(
+    config: uvicorn.Config, made: list[bounded_http.BoundedHttp] | None = None
+) -> AsyncIterator[Streams]:
     """To a listener; its protocols are added to ``made``."""
-    state = ConnectionState(Admission(10, 10))
+    state = ConnectionState(ConnectionLimiter(10, 10))
 
-    def make() -> http.BoundedHttp:
-        protocol = http.BoundedHttp(config, state, {})
+    def make() -> bounded_http.BoundedHttp:
+        protocol = bounded_http.BoundedHttp(config, state, {})
         if made is not None:
             made.append(protocol)
         return protocol
@@ -61,8 +63,8 @@ async def connection(config: uvicorn.Config, made: list[http.BoundedHttp] | None
 
 @pytest.fixture
 async def streams(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Streams]:
-    monkeypatch.setattr(http, "HEAD_SECONDS", 1.0)
-    monkeypatch.setattr(http, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(bounded_http, "HEAD_SECONDS", 1.0)
+    monkeypatch.setattr(bounded_http, "REQUEST_SECONDS", 1.0)
     async with connection(uvicorn.Config(hello, log_config=None, lifespan="off")) as opened:
         yield opened
 
@@ -169,7 +171,7 @@ async def test_empty_lines_do_not_keep_a_connection() -> None:
 
 
 async def test_few_requests_wait_for_their_turn() -> None:
-    made: list[http.BoundedHttp] = []
+    made: list[bounded_http.BoundedHttp] = []
     most = 0
 
     async def count(scope: Scope, receive: Receive, send: Send) -> None:

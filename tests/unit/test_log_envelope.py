@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidebox.api.interpreter.envelope import MAX_MESSAGE_BYTES, error, render
+from tidebox.api.interpreter.stream_frames import MAX_MESSAGE_BYTES, error, render
 from tidebox.api.ranges import parse_range
-from tidebox.api.signing import Signer, base_url
+from tidebox.api.signed_urls import UrlSigner, base_url
 from tidebox.broker.runs.log_writer import PIECE_BYTES
 from tidebox.broker.storage.log_frames import LogFrame
 from tidebox.errors import Conflict, RangeNotSatisfiable, Unauthorized
@@ -52,13 +52,13 @@ def query_of(url: str) -> dict[str, str]:
 
 
 def test_a_signed_url_is_for_one_run() -> None:
-    signer = Signer("secret", ttl=60)
+    signer = UrlSigner("secret", ttl=60)
     url = signer.url("https://boxes.example/", "run-1", from_seq=7)
     assert url.startswith("wss://boxes.example/api/v1/sandbox/runs/run-1/stream?token=")
     query = query_of(url)
     assert query["from_seq"] == "7"
     signer.verify("run-1", query)
-    for run_id, other in (("run-2", signer), ("run-1", Signer("another", ttl=60))):
+    for run_id, other in (("run-2", signer), ("run-1", UrlSigner("another", ttl=60))):
         with pytest.raises(Unauthorized):
             other.verify(run_id, query)
 
@@ -66,7 +66,7 @@ def test_a_signed_url_is_for_one_run() -> None:
 @given(st.text(max_size=70), st.text(max_size=70), st.text(max_size=20))
 def test_nothing_but_a_signature_is_one(token: str, expiry: str, run_id: str) -> None:
     with pytest.raises(Unauthorized):
-        Signer("secret", ttl=60).verify(run_id, {"token": token, "exp": expiry})
+        UrlSigner("secret", ttl=60).verify(run_id, {"token": token, "exp": expiry})
 
 
 def test_where_a_client_sees_the_server() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.memory_store import DictStore
 from tests.unit.stage import ADA, Stage, ignore, make_order
-from tidebox.api.metrics import Levels, Metrics
+from tidebox.api.metrics import Levels, ServerMetrics
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.broker import Broker
 from tidebox.broker.runs.run_plan import RunPlan
@@ -16,14 +16,14 @@ from tidebox.model.launch import plan_code
 from tidebox.model.run import RunFacts
 
 
-def counted(metrics: Metrics, name: str) -> dict[str, float]:
+def counted(metrics: ServerMetrics, name: str) -> dict[str, float]:
     """A counter by its runtime."""
     return {sample["labels"]["runtime"]: sample["value"] for sample in metrics.series().get(name, [])}
 
 
 async def test_a_run_counts_for_the_runtime_that_it_used(tmp_path: Path) -> None:
     stage = Stage()
-    metrics = Metrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0))
+    metrics = ServerMetrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0))
     broker = Broker(runner=stage, store=DictStore(), audit=Audit(tmp_path), metrics=metrics)
     await broker.start()
     number = 0
@@ -52,7 +52,7 @@ async def test_a_run_counts_for_the_runtime_that_it_used(tmp_path: Path) -> None
 
 def test_how_programs_of_images_start_is_told() -> None:
     starts = {("host", "python"): "forked", ("data", "python"): "parked"}
-    metrics = Metrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0, starts=starts))
+    metrics = ServerMetrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0, starts=starts))
     told = [sample["labels"] for sample in metrics.series()["sandbox_image_start"]]
     assert told == [
         {"image": "host", "interpreter": "python", "start": "forked"},

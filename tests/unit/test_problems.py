@@ -13,8 +13,8 @@ from fastapi import FastAPI, Header, HTTPException, Query, Request
 from pydantic import BaseModel, Field
 
 from tidebox.api import problems
-from tidebox.api.dataplane import failures
-from tidebox.api.metrics import Levels, Metrics
+from tidebox.api.dataplane import dialect
+from tidebox.api.metrics import Levels, ServerMetrics
 from tidebox.api.middleware import BodyLimit, RequestLog
 from tidebox.api.rest import bare_rest
 from tidebox.api.surface import Surface
@@ -69,7 +69,7 @@ def with_routes() -> FastAPI:
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx2.AsyncClient]:
-    metrics = Metrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0))
+    metrics = ServerMetrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0))
     surface = Surface(name="rest", matches=lambda scope: True)
     transport = httpx2.ASGITransport(RequestLog(BodyLimit(with_routes(), LIMIT), metrics, [surface]))
     async with httpx2.AsyncClient(transport=transport, base_url="http://server") as client:
@@ -220,5 +220,5 @@ def test_whatever_a_message_quotes_can_be_sent() -> None:
     ],
 )
 def test_files_are_told_by_their_errno(error: FileOperationFailed, status: int, code: str) -> None:
-    problem = failures.problem_of(error)
+    problem = dialect.problem_of(error)
     assert (problem.status, problem.code) == (status, code)

@@ -17,15 +17,15 @@ import pytest
 from fastapi import APIRouter
 
 from tidebox.api import problems
-from tidebox.api.app import Front
+from tidebox.api.app import SurfaceRouter
 from tidebox.api.asgi import Receive, Scope, Send, caller_of
 from tidebox.api.auth import Authenticator
-from tidebox.api.health import Health
-from tidebox.api.mcp import McpSurface, ProtocolServer
-from tidebox.api.metrics import Levels, Metrics
+from tidebox.api.health import HealthEndpoint
+from tidebox.api.mcp import McpApp, McpSurface
+from tidebox.api.metrics import Levels, ServerMetrics
 from tidebox.api.middleware import BodyLimit, RequestLog
-from tidebox.api.parts import RestParts
-from tidebox.api.rates import RateLimiter
+from tidebox.api.rate_limit import RateLimiter
+from tidebox.api.rest_apps import RestApps
 from tidebox.api.services import Services
 from tidebox.api.surface import Surface, find_surface
 from tidebox.api.surfaces import all_surfaces
@@ -37,7 +37,7 @@ KEY = "the-key-of-the-single-user"
 SMALL, INLINE, FILES = MIB, 4 * MIB, 100 * MIB
 
 
-def no_mcp() -> ProtocolServer:
+def no_mcp() -> McpApp:
     raise AssertionError("nobody asks for it")
 
 
@@ -54,8 +54,8 @@ def services(tmp_path: Path) -> Services:
             ),
             authenticator=Authenticator(KEY),
             rate_limiter=RateLimiter("off"),
-            metrics=Metrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0)),
-            health=Health(),
+            metrics=ServerMetrics("native", lambda: Levels(active=0, queued=0, cells=0, boxes=0)),
+            health=HealthEndpoint(),
             languages={"python": "host"},
             known_languages=BUILT_IN,
             broker=SimpleNamespace(recovered=asyncio.Event()),
@@ -115,7 +115,7 @@ def server(services: Services, surfaces: Sequence[Surface]) -> httpx2.AsyncClien
     async def rest(scope: Scope, receive: Receive, send: Send) -> None:
         await problems.respond(scope, send, problems.of_status(404))
 
-    app = RequestLog(BodyLimit(Front(services, rest), SMALL), services.metrics, surfaces)
+    app = RequestLog(BodyLimit(SurfaceRouter(services, rest), SMALL), services.metrics, surfaces)
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://server")
 
 
@@ -165,8 +165,8 @@ async def test_routes_are_loaded_by_surface_and_described_together(services: Ser
         )
 
     given = [routed("late"), routed("early", first=True), Surface(name="rest", matches=lambda scope: True)]
-    parts = RestParts(services, given)
-    app = RequestLog(Front(services, parts), services.metrics, parts.surfaces)
+    parts = RestApps(services, given)
+    app = RequestLog(SurfaceRouter(services, parts), services.metrics, parts.surfaces)
     key = {"X-API-KEY": KEY}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://server", headers=key) as client:
         await parts.load_first()
@@ -200,8 +200,8 @@ async def test_parts_that_are_asked_for_at_once_are_made_one_after_another(servi
 
         return Surface(name=name, matches=lambda scope: scope["path"] == f"/{name}", routes=make_routes)
 
-    parts = RestParts(services, [routed(name) for name in ("one", "two", "three")])
-    app = RequestLog(Front(services, parts), services.metrics, parts.surfaces)
+    parts = RestApps(services, [routed(name) for name in ("one", "two", "three")])
+    app = RequestLog(SurfaceRouter(services, parts), services.metrics, parts.surfaces)
     key = {"X-API-KEY": KEY}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://server", headers=key) as client:
         await asyncio.gather(parts.load(), *(client.get(f"/{name}") for name in ("one", "two", "three")))

@@ -6,10 +6,10 @@ import asyncio
 
 import uvicorn
 
-from tidebox.api.admission import Admission, ConnectionState
 from tidebox.api.asgi import Receive, Scope, Send
-from tidebox.api.http import BoundedHttp
-from tidebox.api.websocket import STRANGER_BYTES, BoundedWebSocket
+from tidebox.api.bounded_http import BoundedHttp
+from tidebox.api.bounded_websocket import STRANGER_BYTES, BoundedWebSocket
+from tidebox.api.connection_limits import ConnectionLimiter, ConnectionState
 
 HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -30,7 +30,7 @@ async def test_nothing_is_parsed_before_the_upgrade_is_accepted() -> None:
             messages.append(message["text"])
 
     config = uvicorn.Config(app, log_config=None, lifespan="off", ws=BoundedWebSocket, ws_max_size=2**24)
-    state = ConnectionState(Admission(10, 10))
+    state = ConnectionState(ConnectionLimiter(10, 10))
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: BoundedHttp(config, state, {}), "127.0.0.1", 0)
     async with server:

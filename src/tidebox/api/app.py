@@ -11,13 +11,13 @@ from tidebox.api import problems
 from tidebox.api.asgi import App, Receive, Scope, Send, context_of
 from tidebox.api.mcp import MakeMcp, McpSurface
 from tidebox.api.middleware import BodyLimit, OriginGuard, RequestLog
-from tidebox.api.parts import RestParts
+from tidebox.api.rest_apps import RestApps
 from tidebox.api.services import Services
 from tidebox.api.surfaces import all_surfaces
 from tidebox.errors import NotFound
 
 
-class Front:
+class SurfaceRouter:
     """Proves the caller, counts the request, and hands it to the app of its surface."""
 
     def __init__(self, services: Services, rest: App) -> None:
@@ -53,7 +53,7 @@ class Front:
 class Application:
     """The whole server as an ASGI app."""
 
-    def __init__(self, app: App, rest: RestParts, mcp: McpSurface) -> None:
+    def __init__(self, app: App, rest: RestApps, mcp: McpSurface) -> None:
         self._app = app
         self._rest = rest
         self._mcp = mcp
@@ -85,8 +85,8 @@ def create_app(services: Services, make_mcp: MakeMcp) -> Application:
         await application(scope, receive, send)
 
     mcp = McpSurface(lambda: make_mcp(itself))
-    rest = RestParts(services, all_surfaces(services, mcp))
-    app: App = Front(services, rest)
+    rest = RestApps(services, all_surfaces(services, mcp))
+    app: App = SurfaceRouter(services, rest)
     app = BodyLimit(app, settings.max_body_bytes)
     app = OriginGuard(app, allowed=settings.allowed_origins, public_url=settings.public_url)
     application = Application(RequestLog(app, services.metrics, rest.surfaces), rest, mcp)

@@ -11,7 +11,7 @@ from tidebox.errors import InvalidRequest
 from tidebox.model.principal import Caller, ClientSource, Principal
 
 if TYPE_CHECKING:
-    from tidebox.api.problems import Problem
+    from tidebox.api.problems import ApiProblem
     from tidebox.api.surface import Surface
 
 Scope = MutableMapping[str, Any]
@@ -26,7 +26,7 @@ _MAX_QUERY_FIELDS = 32
 
 
 @dataclass(slots=True)
-class Context:
+class RequestContext:
     """What is known of a request."""
 
     request_id: str
@@ -40,7 +40,7 @@ class Context:
     """What it was answered with; 101 for a WebSocket that a surface took over."""
     headers: Headers = field(default_factory=list)
     """What its answer is to have beside its own headers."""
-    dialect: Callable[[Problem], Problem] | None = None
+    dialect: Callable[[ApiProblem], ApiProblem] | None = None
     """How the surface's document spells errors, where it has its own way."""
 
     def caller_as(self, principal: Principal, surface: str) -> Caller:
@@ -48,20 +48,20 @@ class Context:
         return Caller(principal, self.address, self.request_id, surface, self.source, self.client)
 
 
-def attach(scope: Scope, context: Context) -> None:
+def attach(scope: Scope, context: RequestContext) -> None:
     """Note ``context`` in the scope of its request."""
     scope[_CONTEXT] = context
 
 
-def context_of(scope: Scope) -> Context:
+def context_of(scope: Scope) -> RequestContext:
     """What is known of the request."""
-    context: Context = scope[_CONTEXT]
+    context: RequestContext = scope[_CONTEXT]
     return context
 
 
 def is_known(scope: Mapping[str, Any]) -> bool:
     """Whether whoever sent the request has shown a credential so far."""
-    context: Context | None = scope.get(_CONTEXT)
+    context: RequestContext | None = scope.get(_CONTEXT)
     return context is not None and context.caller is not None
 
 

@@ -106,7 +106,7 @@ def audited_refusals(services: Services, caller: Caller) -> Iterator[None]:
         raise
 
 
-def way_out_of_sandbox(
+def sandbox_egress(
     services: Services, caller: Caller, network: str | None, egress: EgressRequest | None
 ) -> BoxEgress | None:
     """What a sandbox that is made for a request may reach."""

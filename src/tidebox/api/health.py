@@ -11,7 +11,7 @@ OK = (HTTPStatus.OK, b'{"status":"ok"}')
 DRAINING = (HTTPStatus.SERVICE_UNAVAILABLE, b'{"status":"draining"}')
 
 
-class Health:
+class HealthEndpoint:
     """Answers from what the server says of itself."""
 
     def __init__(self) -> None:

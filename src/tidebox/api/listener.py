@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from tidebox.api.admission import connection_state
 from tidebox.api.asgi import App
-from tidebox.api.http import BoundedHttp
-from tidebox.api.websocket import BoundedWebSocket
+from tidebox.api.bounded_http import BoundedHttp
+from tidebox.api.bounded_websocket import BoundedWebSocket
+from tidebox.api.connection_limits import connection_state
 
 if TYPE_CHECKING:
     from tidebox.config import Settings

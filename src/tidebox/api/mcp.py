@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from tidebox.api.asgi import App, Message, Receive, Scope, Send, caller_of, header
-from tidebox.api.deferred import Deferred
+from tidebox.api.lazy_app import LazyApp
 from tidebox.api.surface import Surface
 from tidebox.errors import Forbidden
 from tidebox.protocols.documents import check_values
@@ -27,7 +27,7 @@ USER = "tidebox.user"
 """Where the scope of a request has the name of the user who sent it."""
 
 
-class ProtocolServer(Protocol):
+class McpApp(Protocol):
     """What serves the protocol."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
@@ -36,18 +36,18 @@ class ProtocolServer(Protocol):
         """End every session, and what was called in it."""
 
 
-MakeMcp = Callable[[App], ProtocolServer]
+MakeMcp = Callable[[App], McpApp]
 """Makes what serves the protocol, as a client of the app it is given; called in a thread."""
 
 
 class McpSurface:
     """Loaded by the first request for it: most servers never see one, and it is larger than all the rest."""
 
-    def __init__(self, make: Callable[[], ProtocolServer]) -> None:
+    def __init__(self, make: Callable[[], McpApp]) -> None:
         self._make = make
-        self._server: ProtocolServer | None = None
+        self._server: McpApp | None = None
         self._known_origins: frozenset[str | None] = frozenset()
-        self._app = Deferred(self._load)
+        self._app = LazyApp(self._load)
 
     def as_surface(self, settings: Settings) -> Surface:
         """The surface of this app."""

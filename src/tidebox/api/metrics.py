@@ -52,7 +52,7 @@ class Levels:
     """Given out since the start."""
 
 
-class Metrics(RunMetrics):
+class ServerMetrics(RunMetrics):
     """Counts, and shows what was counted."""
 
     def __init__(self, runtime: str, read_levels: Callable[[], Levels]) -> None:
@@ -139,10 +139,10 @@ class Metrics(RunMetrics):
             ["runtime", "direction"],
             registry=registry,
         )
-        self._of_runtimes: dict[str, Metrics] = {}
+        self._of_runtimes: dict[str, ServerMetrics] = {}
         self._count_for(runtime)
 
-    def for_runtime(self, runtime: str | None) -> Metrics:
+    def for_runtime(self, runtime: str | None) -> ServerMetrics:
         """The same counters, labelled with another runtime than the default one."""
         if runtime is None:
             return self

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import structlog
 
 from tidebox.api import problems
-from tidebox.api.asgi import App, Context, Message, Receive, Scope, Send, attach, context_of, header
-from tidebox.api.metrics import Metrics
+from tidebox.api.asgi import App, Message, Receive, RequestContext, Scope, Send, attach, context_of, header
+from tidebox.api.metrics import ServerMetrics
 from tidebox.api.surface import Surface, find_surface
 from tidebox.errors import Forbidden, PayloadTooLarge, TideboxError
 from tidebox.model.ids import new_id
@@ -35,7 +35,7 @@ class RequestLog:
     The line has the path without its query: that is where signed URLs carry their token.
     """
 
-    def __init__(self, app: App, metrics: Metrics, surfaces: Sequence[Surface]) -> None:
+    def __init__(self, app: App, metrics: ServerMetrics, surfaces: Sequence[Surface]) -> None:
         self._app = app
         self._metrics = metrics
         self._surfaces = surfaces
@@ -46,7 +46,7 @@ class RequestLog:
         request_id = given.decode() if given is not None and sane else new_id("req")
         # Known from the first moment on: whoever refuses a request does so in the words of whom it was meant for.
         surface = find_surface(self._surfaces, scope)
-        context = Context(
+        context = RequestContext(
             request_id,
             (scope.get("client") or ("",))[0],
             surface,
@@ -78,7 +78,7 @@ class RequestLog:
             await send({"type": "websocket.close", "code": _INTERNAL_ERROR})
 
 
-def _noting(send: Send, context: Context) -> Send:
+def _noting(send: Send, context: RequestContext) -> Send:
     """``send`` that notes how a request is answered, and puts on the answer what every one has."""
 
     async def noting(message: Message) -> None:
@@ -96,7 +96,7 @@ def _noting(send: Send, context: Context) -> Send:
     return noting
 
 
-def _write_line(scope: Scope, context: Context, seconds: float) -> None:
+def _write_line(scope: Scope, context: RequestContext, seconds: float) -> None:
     quiet = context.surface.quiet and context.status < HTTPStatus.BAD_REQUEST
     (_log.debug if quiet else _log.info)(
         "request" if scope["type"] == "http" else "connection",

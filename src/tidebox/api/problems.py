@@ -23,7 +23,7 @@ _CODES = {400: "invalid_request", 413: "payload_too_large", 422: "invalid_reques
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class ApiProblem:
     """An error as clients see it."""
 
     status: int
@@ -34,7 +34,7 @@ class Problem:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-def of_error(error: BaseException) -> Problem:
+def of_error(error: BaseException) -> ApiProblem:
     """What to say of ``error``; nothing of what an unexpected one holds."""
     if not isinstance(error, TideboxError):
         error = InternalError("something failed that should not have; the server's log has the rest")
@@ -45,7 +45,7 @@ def of_error(error: BaseException) -> Problem:
         headers.append((b"content-range", b"bytes */%d" % error.details["size"]))
     if (seconds := error.details.get("retry_after")) is not None:
         headers.append((b"retry-after", b"%d" % math.ceil(seconds)))
-    return Problem(
+    return ApiProblem(
         status=error.http_status,
         code=error.code,
         message=error.message,
@@ -61,10 +61,10 @@ def of_status(
     *,
     details: Mapping[str, Any] | None = None,
     headers: tuple[tuple[bytes, bytes], ...] = (),
-) -> Problem:
+) -> ApiProblem:
     """What to say where only an HTTP status is known."""
     phrase = HTTPStatus(status).phrase
-    return Problem(
+    return ApiProblem(
         status=status,
         code=_CODES.get(status) or phrase.lower().replace(" ", "_").replace("-", "_"),
         message=message or phrase,
@@ -74,7 +74,7 @@ def of_status(
     )
 
 
-def render(problem: Problem, request_id: str, *, as_details: bool = False) -> tuple[Headers, bytes]:
+def render(problem: ApiProblem, request_id: str, *, as_details: bool = False) -> tuple[Headers, bytes]:
     """The headers and the body of the answer."""
     shared = {
         "code": problem.code,
@@ -123,13 +123,13 @@ def wants_details(scope: Scope) -> bool:
     return PROBLEM_JSON in (header(scope, b"accept") or b"").lower()
 
 
-def spelled(scope: Scope, problem: Problem) -> Problem:
+def spelled(scope: Scope, problem: ApiProblem) -> ApiProblem:
     """``problem`` as the document of the request's surface spells it."""
     dialect = context_of(scope).dialect
     return dialect(problem) if dialect is not None else problem
 
 
-async def respond(scope: Scope, send: Send, problem: Problem) -> None:
+async def respond(scope: Scope, send: Send, problem: ApiProblem) -> None:
     """Answer a request, or a WebSocket upgrade that is not to be, with ``problem``."""
     context = context_of(scope)
     problem = spelled(scope, problem)

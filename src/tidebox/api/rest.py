@@ -17,7 +17,7 @@ from starlette.responses import Response
 import tidebox
 from tidebox.api import problems
 from tidebox.api.asgi import context_of
-from tidebox.api.description import describe
+from tidebox.api.openapi import describe
 from tidebox.api.services import Services
 from tidebox.api.surface import Surface
 from tidebox.errors import TideboxError
@@ -98,7 +98,7 @@ def _field(found: Any) -> dict[str, str]:
     return {"field": ".".join(map(str, path)), "problem": found["msg"]}
 
 
-def _answer(request: Request, problem: problems.Problem) -> Response:
+def _answer(request: Request, problem: problems.ApiProblem) -> Response:
     problem = problems.spelled(request.scope, problem)
     details = problems.wants_details(request.scope)
     headers, content = problems.render(problem, context_of(request.scope).request_id, as_details=details)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidebox.api.auth import Authenticator
-from tidebox.api.following import Following
-from tidebox.api.health import Health
-from tidebox.api.metrics import Metrics
-from tidebox.api.rates import RateLimiter
-from tidebox.api.signing import Signer
+from tidebox.api.health import HealthEndpoint
+from tidebox.api.log_followers import LogFollowerQuota
+from tidebox.api.metrics import ServerMetrics
+from tidebox.api.rate_limit import RateLimiter
+from tidebox.api.signed_urls import UrlSigner
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.broker import Broker
 from tidebox.broker.runs.planning import Planner
@@ -39,10 +39,10 @@ class Services:
     """All, whether there is an image for them or not."""
     authenticator: Authenticator
     rate_limiter: RateLimiter
-    metrics: Metrics
-    health: Health
-    signer: Signer
-    following: Following
+    metrics: ServerMetrics
+    health: HealthEndpoint
+    signer: UrlSigner
+    following: LogFollowerQuota
     policy: Policy
     planner: Planner
     runtimes: Runtimes

@@ -13,9 +13,10 @@ from tidebox.api.asgi import App, Scope
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-    from tidebox.api.problems import Problem
+    from tidebox.api.problems import ApiProblem
 
-Dialect = Callable[["Problem"], "Problem"]
+
+Dialect = Callable[["ApiProblem"], "ApiProblem"]
 READ_METHODS = ("GET", "HEAD")
 
 

@@ -14,12 +14,12 @@ import httpx2
 from websockets.sync.client import ClientConnection, connect
 
 from tests.boxes import BoxRunner
-from tidebox.api.dataplane.failures import words
-from tidebox.api.dataplane.surface import Bounds, DataplaneSurface
+from tidebox.api.dataplane.dialect import words
+from tidebox.api.dataplane.surface import DataplaneLimits, DataplaneSurface
 from tidebox.api.listener import Listener
-from tidebox.api.metrics import Levels, Metrics
+from tidebox.api.metrics import Levels, ServerMetrics
 from tidebox.api.middleware import RequestLog
-from tidebox.api.rates import RateLimiter
+from tidebox.api.rate_limit import RateLimiter
 from tidebox.api.surface import Surface
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.sandboxes.processes import ProcessTable
@@ -112,9 +112,9 @@ class Plane:
 
     async def start(self) -> None:
         """Listen."""
-        metrics = Metrics("native", lambda: Levels(0, 0, 0, 0))
+        metrics = ServerMetrics("native", lambda: Levels(0, 0, 0, 0))
         settings = load_settings(data_dir=self.directory, rate_limit="off")
-        bounds = Bounds(
+        bounds = DataplaneLimits(
             default_seconds=settings.default_exec_timeout_sec,
             max_seconds=settings.max_exec_timeout_sec,
             max_body_bytes=settings.max_inline_body_bytes,

@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.api.dataplane.plane import Plane, Socket
-from tidebox.api.dataplane import connections, sockets
+from tidebox.api.dataplane import connection, program_socket
 from tidebox.broker.sandboxes import processes
 from tidebox.broker.sandboxes.sandbox import LocalSandbox
 from tidebox.model.limits import MIB
@@ -101,7 +101,7 @@ def test_without_a_good_token_nothing_is_done(plane: Plane, frame: dict[str, str
 
 
 def test_a_client_that_shows_no_token_is_not_waited_for(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "AUTH_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "AUTH_SECONDS", 0.2)
     with plane.socket(EXEC, None) as socket:
         assert socket.expect("error")["error"]["code"] == "UNAUTHENTICATED"
         assert closed_with(socket) == 1008
@@ -219,7 +219,7 @@ def test_a_client_waits_for_a_program_that_reads_slowly(plane: Plane, token: str
 def test_a_program_that_never_reads_its_input_ends_the_connection(
     plane: Plane, token: str, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(program_socket, "STALL_SECONDS", 0.5)
     with plane.socket(EXEC, token) as socket:
         socket.send("start", command=["sleep", "14142"], stdin=True)
         socket.expect("ready")

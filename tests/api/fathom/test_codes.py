@@ -9,8 +9,8 @@ import pytest
 
 from tests.api.fathom.client import CODES
 from tidebox import errors
-from tidebox.api.fathom import frames
-from tidebox.api.fathom.session import error_code
+from tidebox.api.fathom import answers
+from tidebox.api.fathom.connection import error_code
 from tidebox.protocols.fathom import RETRYABLE
 
 
@@ -41,6 +41,6 @@ def test_what_may_be_retried_is_as_the_document_says() -> None:
 
 
 def test_an_error_can_quote_anything() -> None:
-    frame = json.loads(frames.error(None, "INTERNAL_ERROR", "no such file: 'a\udcff'"))
+    frame = json.loads(answers.error(None, "INTERNAL_ERROR", "no such file: 'a\udcff'"))
     assert frame["message"] == "no such file: 'a\\udcff'"
     assert "id" not in frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidebox.api.fathom.decoding import TextStream
+from tidebox.api.fathom.text_stream import TextStream
 
 ALMOST_TEXT = st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass"))
 

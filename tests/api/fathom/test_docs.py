@@ -13,7 +13,7 @@ import pytest
 from tests.api.conftest import RunningServer
 from tests.api.fathom.client import CODES, STATUSES
 from tidebox.api.fathom import requests
-from tidebox.api.fathom.orders import BOUNDS, DEFAULT_CPU_SHARES, DEFAULT_OUTPUT_BYTES
+from tidebox.api.fathom.execute_order import BOUNDS, DEFAULT_CPU_SHARES, DEFAULT_OUTPUT_BYTES
 from tidebox.model.languages import ALWAYS
 from tidebox.model.limits import KIB, MIB
 

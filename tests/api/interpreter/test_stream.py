@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 from tests.api.conftest import NO_CELLS, RunningServer
 from tests.api.interpreter.service import JWT_SECRET, PREFIX, token
 from tests.api.interpreter.streams import EVENTS, Frame, Stream, Streams, check, is_event, output, saying
-from tidebox.api.signing import Signer
+from tidebox.api.signed_urls import UrlSigner
 
 StartServer = Callable[..., RunningServer]
 StreamsOf = Callable[..., Streams]
@@ -249,7 +249,7 @@ def test_a_url_that_was_not_signed_so_is_refused(streams: Streams, running_serve
     parts = urlsplit(run["log_stream_url"])
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     later = str(int(time.time()) + 3600)
-    expired = Signer(running_server.key, ttl=-100).url("ws://x", run["run_id"])
+    expired = UrlSigner(running_server.key, ttl=-100).url("ws://x", run["run_id"])
     for path, wrong in (
         (parts.path, {**query, "exp": later}),
         (parts.path, {**query, "token": query["token"][:-1] + "é"}),
@@ -275,7 +275,7 @@ def test_signing_can_be_turned_off(start_server: StartServer, streams_of: Stream
     run = streams.python("print('x')")
     assert "token" not in run["log_stream_url"]
     assert refusal(run["log_stream_url"])[0] == 401
-    forged = Signer(server.key, ttl=60).url(server.url, run["run_id"])
+    forged = UrlSigner(server.key, ttl=60).url(server.url, run["run_id"])
     assert refusal(forged)[0] == 401
     with connect(run["log_stream_url"], additional_headers=server.headers, open_timeout=60) as socket:
         Stream(socket).rest()

@@ -34,7 +34,7 @@ def _make_router() -> APIRouter:
     from fastapi import APIRouter, Depends
 
     from tidebox.api.access import jwks, negotiation, sessions
-    from tidebox.api.common import once_each
+    from tidebox.api.route_dependencies import once_each
 
     router = APIRouter(dependencies=[Depends(once_each)])
     for part in (sessions, negotiation, jwks):
@@ -44,7 +44,7 @@ def _make_router() -> APIRouter:
 
 def _describe(document: dict[str, Any]) -> None:
     """Say which routes need no credential of the server, or take a token for a sandbox too."""
-    from tidebox.api.dataplane.description import SCHEME
+    from tidebox.api.dataplane.openapi import SCHEME
 
     security: dict[str, list[dict[str, list[str]]]] = {
         JWKS: [],

@@ -10,7 +10,7 @@ from dataclasses import replace
 from http import HTTPStatus
 
 from tidebox.api.asgi import Scope
-from tidebox.api.problems import Problem
+from tidebox.api.problems import ApiProblem
 from tidebox.protocols.access import JWKS, NOUN_CODES
 
 _SHARED = {
@@ -33,7 +33,7 @@ _UNAVAILABLE = frozenset(
 )
 
 
-def dialect_of(scope: Scope) -> Callable[[Problem], Problem] | None:
+def dialect_of(scope: Scope) -> Callable[[ApiProblem], ApiProblem] | None:
     """How errors of a request are spelled; those of the keys as the server does."""
     path: str = scope["path"]
     if path == JWKS:
@@ -42,17 +42,17 @@ def dialect_of(scope: Scope) -> Callable[[Problem], Problem] | None:
     return binding_words if full else session_words
 
 
-def session_words(problem: Problem) -> Problem:
+def session_words(problem: ApiProblem) -> ApiProblem:
     """An error in the words of the smaller protocol."""
     return _spelled(problem, "SESSION", "PROVIDER_UNAVAILABLE")
 
 
-def binding_words(problem: Problem) -> Problem:
+def binding_words(problem: ApiProblem) -> ApiProblem:
     """An error in the words of the full protocol."""
     return _spelled(problem, "BINDING", "BACKEND_UNAVAILABLE")
 
 
-def _spelled(problem: Problem, noun: str, unavailable: str) -> Problem:
+def _spelled(problem: ApiProblem, noun: str, unavailable: str) -> ApiProblem:
     code = problem.code
     if code in _UNAVAILABLE:
         return replace(problem, code=unavailable, status=HTTPStatus.SERVICE_UNAVAILABLE, retryable=True)

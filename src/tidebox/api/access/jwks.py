@@ -7,9 +7,9 @@ import asyncio
 from fastapi import APIRouter, Response
 
 from tidebox.api.access.answers import JwksAnswer
-from tidebox.api.access.common import audited
+from tidebox.api.access.audited_calls import audited
 from tidebox.api.access.requests import RotationBody
-from tidebox.api.common import AdminDep, DocumentRoute, ServicesDep, errors
+from tidebox.api.route_dependencies import AdminDep, DocumentRoute, ServicesDep, errors
 from tidebox.protocols.access import JWKS, PREFIX
 
 router = APIRouter(tags=["access"], route_class=DocumentRoute)

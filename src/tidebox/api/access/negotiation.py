@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from tidebox.api.access.answers import GrantAnswer, ReleaseAnswer
-from tidebox.api.access.common import STARTING, audited
+from tidebox.api.access.audited_calls import STARTING, audited
 from tidebox.api.access.requests import AcquireBody, RefreshBody, ReleaseBody
-from tidebox.api.asgi import Context, context_of, header
-from tidebox.api.common import CallerDep, DocumentRoute, ServicesDep, errors
+from tidebox.api.asgi import RequestContext, context_of, header
+from tidebox.api.route_dependencies import CallerDep, DocumentRoute, ServicesDep, errors
 from tidebox.api.services import Services
 from tidebox.broker.sandboxes.live_binding import BindingMode, BindingRequest
 from tidebox.errors import InvalidRequest, Unauthorized
@@ -76,7 +76,7 @@ async def refresh(request: Request, services: ServicesDep, body: RefreshBody | N
     return GrantAnswer.of(grant, request, services)
 
 
-def _caller(context: Context, principal: Principal) -> Caller:
+def _caller(context: RequestContext, principal: Principal) -> Caller:
     return context.caller_as(principal, context.surface.name)
 
 

@@ -15,14 +15,14 @@ from tidebox.api.access.answers import (
     HeartbeatAnswer,
     TokenAnswer,
 )
-from tidebox.api.access.common import GONE, STARTING, audited
+from tidebox.api.access.audited_calls import GONE, STARTING, audited
 from tidebox.api.access.dialect import binding_words
 from tidebox.api.access.requests import SessionBody
 from tidebox.api.answers import each
 from tidebox.api.asgi import context_of
-from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
-from tidebox.api.egress import way_out_of_sandbox
+from tidebox.api.egress import sandbox_egress
 from tidebox.api.packages import allowed_packages
+from tidebox.api.route_dependencies import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
 from tidebox.broker.sandboxes.live_binding import BindingMode, BindingRequest
 from tidebox.model.sandbox import Scope, ScopeType
 from tidebox.protocols.access import PREFIX
@@ -77,7 +77,7 @@ async def negotiate(
             hint=body.sandbox_hint,
             wait=0.0 if _asks_not_to_wait(prefer) else services.settings.create_wait_sec,
             packages=allowed_packages(services, caller, body.packages),
-            egress=way_out_of_sandbox(services, caller, body.network_policy, body.egress),
+            egress=sandbox_egress(services, caller, body.network_policy, body.egress),
             claim=claim_of(ENDPOINT, caller, idempotency_key, body.model_dump(mode="json", exclude_unset=True)),
         )
         grant = await services.sandboxes.grant(caller, ask)

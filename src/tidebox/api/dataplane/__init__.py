@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidebox.api.dataplane.auth import SURFACE
-from tidebox.api.dataplane.failures import words
+from tidebox.api.dataplane.dialect import words
 from tidebox.api.dataplane.paths import EXEC_PATH, UPLOAD_PATH, target_of
-from tidebox.api.deferred import Deferred
+from tidebox.api.lazy_app import LazyApp
 from tidebox.api.surface import Surface
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def make_surface(services: Services) -> Surface:
     return Surface(
         name=SURFACE,
         matches=lambda scope: target_of(scope["path"]) is not None,
-        app=Deferred(lambda: _make_app(services)),
+        app=LazyApp(lambda: _make_app(services)),
         kinds=frozenset({"http", "websocket"}),
         needs_credential=lambda path: False,
         dialect=lambda scope: words,
@@ -36,7 +36,7 @@ def make_surface(services: Services) -> Surface:
 
 
 def _make_app(services: Services) -> App:
-    from tidebox.api.dataplane.surface import Bounds, DataplaneSurface
+    from tidebox.api.dataplane.surface import DataplaneLimits, DataplaneSurface
 
     settings = services.settings
     return DataplaneSurface(
@@ -45,7 +45,7 @@ def _make_app(services: Services) -> App:
         services.audit,
         services.rate_limiter,
         services.metrics,
-        Bounds(
+        DataplaneLimits(
             default_seconds=settings.default_exec_timeout_sec,
             max_seconds=settings.max_exec_timeout_sec,
             max_body_bytes=settings.max_inline_body_bytes,
@@ -55,6 +55,6 @@ def _make_app(services: Services) -> App:
 
 
 def _describe(document: dict[str, Any]) -> None:
-    from tidebox.api.dataplane import description
+    from tidebox.api.dataplane import openapi
 
-    description.describe(document)
+    openapi.describe(document)

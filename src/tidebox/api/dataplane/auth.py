@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidebox.api.asgi import Context, Scope, context_of
-from tidebox.api.dataplane.paths import Target
+from tidebox.api.asgi import RequestContext, Scope, context_of
+from tidebox.api.dataplane.paths import DataplaneTarget
 from tidebox.broker.sandboxes.sandbox import Gate, SandboxAccess
 from tidebox.errors import Unauthorized
 from tidebox.model.principal import Caller
@@ -23,7 +23,7 @@ def header_token(scope: Scope) -> str | None:
     return bytes(token).strip().decode("latin-1")
 
 
-async def enter(gate: Gate, scope: Scope, target: Target, token: str) -> SandboxAccess:
+async def enter(gate: Gate, scope: Scope, target: DataplaneTarget, token: str) -> SandboxAccess:
     """What the token gives access to; from now on it is known who asks."""
     if len(token) > MAX_TOKEN_BYTES or not token.isascii():
         raise Unauthorized("the token is not valid")
@@ -33,6 +33,6 @@ async def enter(gate: Gate, scope: Scope, target: Target, token: str) -> Sandbox
     return access
 
 
-def caller(access: SandboxAccess, context: Context) -> Caller:
+def caller(access: SandboxAccess, context: RequestContext) -> Caller:
     """The holder of a token as the audit log names it."""
     return context.caller_as(access.principal, SURFACE)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 import msgspec
 
 from tidebox.api.dataplane.commands import make_command
-from tidebox.api.dataplane.rendering import shown_end
+from tidebox.api.dataplane.output_frames import shown_end
 from tidebox.broker.sandboxes.processes import OutputPiece, ProcessTable
 from tidebox.broker.sandboxes.sandbox import LiveSandbox
 from tidebox.errors import InternalError, LimitOutOfRange
@@ -30,7 +30,7 @@ def seconds_of(timeout_ms: int | None, longest: float) -> float | None:
 
 async def run(
     processes: ProcessTable, sandbox: LiveSandbox, request: ExecRequest, seconds: float, request_id: str
-) -> tuple[Exit, Collected]:
+) -> tuple[Exit, ExecOutput]:
     """Run a program to its end, and what it wrote; cancelling the call kills it. Output beyond the bound is dropped."""
     command = make_command(request.command, cwd=request.cwd, env=request.env)
     stdin = (request.stdin or "").encode()
@@ -39,7 +39,7 @@ async def run(
     try:
         process.end_after(seconds)
         process.put_input(stdin, eof=True)
-        collected = Collected(request.max_output_bytes)
+        collected = ExecOutput(request.max_output_bytes)
         while (pieces := await reader.read()) is not None:
             for piece in pieces:
                 collected.add(piece)
@@ -50,7 +50,7 @@ async def run(
     return shown_end(process.end), collected
 
 
-class Collected:
+class ExecOutput:
     """The output of a program, up to a number of bytes of both streams together."""
 
     def __init__(self, bound: int) -> None:

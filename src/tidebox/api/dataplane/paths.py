@@ -11,7 +11,7 @@ EXEC_PATH = re.compile(r"/v1/exec|/api/sb-[a-z0-9]+/exec")
 UPLOAD_PATH = re.compile(r"/v1/files/upload|/api/sb-[a-z0-9]+/files/upload")
 
 
-class Target(NamedTuple):
+class DataplaneTarget(NamedTuple):
     """What a path of the dataplane means."""
 
     operation: str
@@ -20,15 +20,15 @@ class Target(NamedTuple):
     """Given in the path; otherwise the token says which."""
 
 
-def target_of(path: str) -> Target | None:
+def target_of(path: str) -> DataplaneTarget | None:
     """What is meant by a path; None if it belongs to another surface."""
     if path.startswith("/v1/"):
         rest = path[len("/v1/") :]
-        return Target(rest, None) if rest in _OWN_PATHS or rest.startswith("files/") else None
+        return DataplaneTarget(rest, None) if rest in _OWN_PATHS or rest.startswith("files/") else None
     match = _SANDBOX_PATH.fullmatch(path)
     if match is None:
         return None
     rest = match["rest"] or ""
     if (match["kind"] == "ws") != (not rest):
         return None
-    return Target(rest, match["id"])
+    return DataplaneTarget(rest, match["id"])

@@ -14,18 +14,18 @@ import msgspec
 from tidebox.api import problems
 from tidebox.api.asgi import Headers, Receive, Scope, Send, context_of, header, query_of
 from tidebox.api.dataplane import exec as execution
-from tidebox.api.dataplane import files
+from tidebox.api.dataplane import file_entries
 from tidebox.api.dataplane.auth import SURFACE, caller, enter, header_token
-from tidebox.api.dataplane.bodies import Body, ClientLeft, form_file, unless_left
 from tidebox.api.dataplane.commands import box_path
-from tidebox.api.dataplane.connections import Connection, Desk
-from tidebox.api.dataplane.failures import problem_of, status_problem
-from tidebox.api.dataplane.paths import Target, target_of
-from tidebox.api.dataplane.sockets import ProgramConnection
-from tidebox.api.dataplane.watching import WatchConnection
-from tidebox.api.metrics import Metrics
+from tidebox.api.dataplane.connection import ConnectionServices, DataplaneConnection
+from tidebox.api.dataplane.dialect import problem_of, status_problem
+from tidebox.api.dataplane.paths import DataplaneTarget, target_of
+from tidebox.api.dataplane.program_socket import ProgramConnection
+from tidebox.api.dataplane.request_bodies import ClientDisconnected, RequestBody, form_file, unless_left
+from tidebox.api.dataplane.watch_socket import WatchConnection
+from tidebox.api.metrics import ServerMetrics
 from tidebox.api.ranges import ByteRange, parse_range
-from tidebox.api.rates import RateLimiter
+from tidebox.api.rate_limit import RateLimiter
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.sandboxes.files import SandboxFiles
 from tidebox.broker.sandboxes.processes import ProcessTable
@@ -89,7 +89,7 @@ class Exchange:
 
     async def described(self, kind: type[_Asked]) -> _Asked:
         """What a short request says, in its body or in its query."""
-        content = await Body(self.receive).whole(_MAX_FIELDS_BYTES)
+        content = await RequestBody(self.receive).whole(_MAX_FIELDS_BYTES)
         try:
             found = msgspec.json.decode(content, type=dict[str, Any]) if content else {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -102,7 +102,7 @@ Serve = Callable[["DataplaneSurface", Exchange], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class DataplaneLimits:
     """What clients may ask for."""
 
     default_seconds: float
@@ -122,12 +122,12 @@ class DataplaneSurface:
         processes: ProcessTable,
         audit: Audit,
         rates: RateLimiter,
-        metrics: Metrics,
-        bounds: Bounds,
+        metrics: ServerMetrics,
+        bounds: DataplaneLimits,
     ) -> None:
         self._metrics = metrics
         self._bounds = bounds
-        self._desk = Desk(
+        self._shared = ConnectionServices(
             gate=gate,
             audit=audit,
             rates=rates,
@@ -145,7 +145,7 @@ class DataplaneSurface:
                 await self._connect(scope, receive, send, target)
             else:
                 await self._serve(scope, receive, send, target)
-        except ClientLeft:
+        except ClientDisconnected:
             if not context_of(scope).status:
                 await problems.respond(scope, send, status_problem(400, "the client left before the end"))
         except TideboxError as error:
@@ -153,15 +153,16 @@ class DataplaneSurface:
                 raise
             await problems.respond(scope, send, problem_of(error))
 
-    async def _connect(self, scope: Scope, receive: Receive, send: Send, target: Target) -> None:
+    async def _connect(self, scope: Scope, receive: Receive, send: Send, target: DataplaneTarget) -> None:
         if target.operation not in _SOCKETS:
             raise NotFound("there is no WebSocket at this path")
-        connection: Connection
+        connection: DataplaneConnection
         if target.operation == _WATCH:
             asked = from_fields(routes.WatchRequest, query_of(scope))
-            connection = WatchConnection(self._desk, scope, target, send, box_path(asked.path or "."), asked.recursive)
+            path = box_path(asked.path or ".")
+            connection = WatchConnection(self._shared, scope, target, send, path, asked.recursive)
         else:
-            connection = ProgramConnection(self._desk, scope, target, send)
+            connection = ProgramConnection(self._shared, scope, target, send)
         token = header_token(scope)
         if token is not None:
             await connection.admit(token)
@@ -174,12 +175,12 @@ class DataplaneSurface:
         with self._metrics.connection(SURFACE):
             await connection.serve(receive)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, target: Target) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, target: DataplaneTarget) -> None:
         token = header_token(scope)
         if token is None:
             raise Unauthorized("give a token for this sandbox as Authorization: Bearer")
-        access = await enter(self._desk.gate, scope, target, token)
-        await self._desk.rates.check(access.principal)
+        access = await enter(self._shared.gate, scope, target, token)
+        await self._shared.rates.check(access.principal)
         if target.operation in _SOCKETS:
             upgrade = ((b"upgrade", b"websocket"), (b"connection", b"upgrade"))
             problem = status_problem(HTTPStatus.UPGRADE_REQUIRED, "this path speaks WebSocket only", upgrade)
@@ -193,7 +194,7 @@ class DataplaneSurface:
             return await problems.respond(scope, send, status_problem(HTTPStatus.METHOD_NOT_ALLOWED, headers=allow))
         capability, serve = route
         access.require(capability)
-        self._desk.audit.check()
+        self._shared.audit.check()
         exchange = Exchange(scope, receive, send, access, query_of(scope))
         return await self._perform(exchange, target.operation, serve)
 
@@ -207,7 +208,7 @@ class DataplaneSurface:
             raise
         finally:
             sandbox = exchange.access.sandbox
-            self._desk.audit.record(
+            self._shared.audit.record(
                 f"sandbox.{operation.replace('/', '.')}",
                 caller(exchange.access, context_of(exchange.scope)),
                 outcome,
@@ -220,14 +221,14 @@ class DataplaneSurface:
     # Programs
 
     async def _exec(self, exchange: Exchange) -> None:
-        request = routes.decode_exec(await Body(exchange.receive).whole(self._bounds.max_body_bytes))
-        seconds = execution.seconds_of(request.timeout_ms, self._desk.max_seconds) or self._bounds.default_seconds
+        request = routes.decode_exec(await RequestBody(exchange.receive).whole(self._bounds.max_body_bytes))
+        seconds = execution.seconds_of(request.timeout_ms, self._shared.max_seconds) or self._bounds.default_seconds
         running = asyncio.ensure_future(
-            execution.run(self._desk.processes, exchange.access.sandbox, request, seconds, exchange.request_id)
+            execution.run(self._shared.processes, exchange.access.sandbox, request, seconds, exchange.request_id)
         )
         await unless_left(exchange.receive, running)
         if running.cancelled():
-            raise ClientLeft
+            raise ClientDisconnected
         ending, output = running.result()
         exchange.fields = {"exit_code": ending.exit_code, "timed_out": ending.timed_out}
         await exchange.start(HTTPStatus.OK, [(b"content-type", problems.JSON)])
@@ -244,8 +245,8 @@ class DataplaneSurface:
             raise InvalidRequest("offset: only an upload in parts, with an upload_id, has one", field="offset")
         content_type = header(exchange.scope, b"content-type") or b""
         is_form = content_type.lower().startswith(b"multipart/form-data")
-        body = Body(exchange.receive)
-        path, mode = files.file_path(asked.path), None if asked.mode is None else int(asked.mode, 8)
+        body = RequestBody(exchange.receive)
+        path, mode = file_entries.file_path(asked.path), None if asked.mode is None else int(asked.mode, 8)
         if asked.upload_id is not None:
             if is_form:
                 raise InvalidRequest("an upload in parts is no form", field="content-type")
@@ -256,13 +257,20 @@ class DataplaneSurface:
         return await exchange.tell(routes.UploadAnswer(made.path, made.size))
 
     async def _upload_part(
-        self, exchange: Exchange, path: str, upload_id: str, body: Body, mode: int | None, offset: int, complete: bool
+        self,
+        exchange: Exchange,
+        path: str,
+        upload_id: str,
+        body: RequestBody,
+        mode: int | None,
+        offset: int,
+        complete: bool,
     ) -> None:
         async with exchange.use() as inside:
             async with aclosing(body.while_it_lasts()) as chunks:
                 part = await inside.files.append(path, upload_id, chunks, offset=offset, mode=mode)
             if body.cut_off:
-                raise ClientLeft
+                raise ClientDisconnected
             if complete:
                 await inside.files.complete(path, upload_id, part.size)
         await exchange.tell(routes.UploadAnswer(part.path, part.size, upload_id, complete))
@@ -270,13 +278,13 @@ class DataplaneSurface:
     async def _upload_offset(self, exchange: Exchange) -> None:
         asked = exchange.asked(routes.PartRequest)
         async with exchange.use() as inside:
-            part = await inside.files.uploaded(files.file_path(asked.path), asked.upload_id)
+            part = await inside.files.uploaded(file_entries.file_path(asked.path), asked.upload_id)
         await exchange.answer(routes.UploadAnswer(part.path, part.size, asked.upload_id, False, part.size))
 
     async def _upload_discard(self, exchange: Exchange) -> None:
         asked = exchange.asked(routes.PartRequest)
         async with exchange.use() as inside:
-            gone = await inside.files.discard(files.file_path(asked.path), asked.upload_id)
+            gone = await inside.files.discard(file_entries.file_path(asked.path), asked.upload_id)
         await exchange.answer(routes.UploadAnswer(gone.path, gone.size, asked.upload_id, False))
 
     async def _download(self, exchange: Exchange) -> None:
@@ -304,7 +312,7 @@ class DataplaneSurface:
             sending = asyncio.ensure_future(_send_file(exchange, inside.files, path, part, status, headers))
             await unless_left(exchange.receive, sending)
         if sending.cancelled():
-            raise ClientLeft
+            raise ClientDisconnected
         return sending.result()
 
     async def _list(self, exchange: Exchange) -> None:
@@ -313,14 +321,14 @@ class DataplaneSurface:
         async with exchange.use() as inside:
             path, entries = await inside.files.list(box_path(asked.path or "."))
         entries.sort(key=lambda info: info.path)
-        await exchange.answer(routes.FileListing([files.shown(info) for info in entries], path))
+        await exchange.answer(routes.FileListing([file_entries.shown(info) for info in entries], path))
 
     async def _stat(self, exchange: Exchange) -> None:
         exchange.fields = {"path": exchange.query.get("path")}
         asked = exchange.asked(routes.PathRequest)
         async with exchange.use() as inside:
             info = await inside.files.stat(box_path(asked.path))
-        await exchange.answer(files.shown(info))
+        await exchange.answer(file_entries.shown(info))
 
     async def _mkdir(self, exchange: Exchange) -> None:
         path = box_path((await exchange.described(routes.PathRequest)).path)

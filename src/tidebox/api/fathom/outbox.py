@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 
 from tidebox.api.asgi import Send
-from tidebox.api.fathom import frames
+from tidebox.api.fathom import answers
 from tidebox.broker.output_log import Changes
 from tidebox.model.events import StreamName
 
@@ -27,7 +27,7 @@ WRITE_CHARACTERS = 65_536
 _MAX_BYTES = 1 << 20
 
 
-class _Chunk:
+class _PendingOutput:
     """Output of one stream that has not left yet."""
 
     __slots__ = ("id", "stream", "parts", "size")
@@ -45,7 +45,7 @@ class _Chunk:
             self.parts = ["".join(self.parts)]
 
     def frame(self) -> str:
-        return frames.output(self.id, self.stream, self.parts[0] if len(self.parts) == 1 else "".join(self.parts))
+        return answers.output(self.id, self.stream, self.parts[0] if len(self.parts) == 1 else "".join(self.parts))
 
 
 class Outbox:
@@ -57,7 +57,7 @@ class Outbox:
         self.closed = False
         self._send = send
         self._max_frames = max_frames
-        self._queue: deque[str | _Chunk] = deque()
+        self._queue: deque[str | _PendingOutput] = deque()
         self._size = 0
         self._writer: asyncio.Task[None] | None = None
         self._idle: asyncio.Future[None] | None = None
@@ -87,10 +87,15 @@ class Outbox:
             return
         self._size += size
         last = self._queue[-1] if self._queue else None
-        if isinstance(last, _Chunk) and last.id == id and last.stream == stream and last.size + size <= MAX_DATA_BYTES:
+        if (
+            isinstance(last, _PendingOutput)
+            and last.id == id
+            and last.stream == stream
+            and last.size + size <= MAX_DATA_BYTES
+        ):
             last.add(text, size)
             return
-        self._queue.append(_Chunk(id, stream, text, size))
+        self._queue.append(_PendingOutput(id, stream, text, size))
         self._wake_writer()
 
     def close(self) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from tidebox.api import problems
 from tidebox.api.asgi import Receive, Scope, Send, caller_of, context_of, header
+from tidebox.api.fathom.connection import FathomConnection, FathomSettings
 from tidebox.api.fathom.outbox import Outbox
-from tidebox.api.fathom.session import Session, Terms
 from tidebox.errors import InvalidRequest
 from tidebox.protocols.fathom import VERSION
 
@@ -37,7 +37,7 @@ class FathomSurface:
     def __init__(self, services: Services) -> None:
         settings = services.settings
         self._services = services
-        self._terms = Terms(
+        self._terms = FathomSettings(
             languages=services.languages,
             known=services.known_languages,
             compile_timeout=settings.compile_timeout_sec,
@@ -59,7 +59,7 @@ class FathomSurface:
         context_of(scope).status = HTTPStatus.SWITCHING_PROTOCOLS
         outbox = Outbox(send, self._terms.buffer_frames)
         services = self._services
-        session = Session(outbox, caller_of(scope), services.broker, services.rate_limiter, self._terms)
+        session = FathomConnection(outbox, caller_of(scope), services.broker, services.rate_limiter, self._terms)
         with services.metrics.connection("fathom"):
             return await session.serve(receive)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidebox.api.deferred import Deferred
 from tidebox.api.interpreter import paths
+from tidebox.api.lazy_app import LazyApp
 from tidebox.api.surface import Surface
 from tidebox.model.limits import MIB
 from tidebox.model.policy import ALLOWLIST, DENY_ALL
@@ -61,7 +61,7 @@ def make_stream_surface(services: Services) -> Surface:
         name="interpreter",
         matches=lambda scope: paths.run_of_stream(scope["path"]) is not None,
         # Loaded together with the rest: until that is there nobody has a run.
-        app=Deferred(lambda: _make_stream(services)),
+        app=LazyApp(lambda: _make_stream(services)),
         kinds=frozenset({"websocket"}),
         needs_credential=lambda path: False,
         ready=services.broker.recovered,
@@ -71,8 +71,8 @@ def make_stream_surface(services: Services) -> Surface:
 def _make_router() -> APIRouter:
     from fastapi import APIRouter, Depends
 
-    from tidebox.api.common import once_each
     from tidebox.api.interpreter import artifacts, files, health, logs, me, runs, runtimes, sessions
+    from tidebox.api.route_dependencies import once_each
 
     router = APIRouter(prefix=paths.PREFIX)
     for part in (runtimes, me, sessions, runs, logs, artifacts, health):
@@ -84,8 +84,8 @@ def _make_router() -> APIRouter:
 def _make_admin_router() -> APIRouter:
     from fastapi import APIRouter, Depends
 
-    from tidebox.api.common import once_each
     from tidebox.api.interpreter import admin
+    from tidebox.api.route_dependencies import once_each
 
     router = APIRouter(prefix=paths.PREFIX)
     router.include_router(admin.router, dependencies=[Depends(once_each)])
@@ -93,9 +93,9 @@ def _make_admin_router() -> APIRouter:
 
 
 def _make_stream(services: Services) -> App:
-    from tidebox.api.interpreter.stream import StreamSurface
+    from tidebox.api.interpreter.log_stream import LogStreamSurface
 
-    return StreamSurface(services)
+    return LogStreamSurface(services)
 
 
 def _lets_out(services: Services) -> bool:

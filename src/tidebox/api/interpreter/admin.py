@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 
 from tidebox.api.answers import each, example
-from tidebox.api.common import AdminDep, ServicesDep, errors
 from tidebox.api.interpreter import admin_answers
 from tidebox.api.interpreter.admin_answers import (
     AdminRun,
@@ -26,7 +25,8 @@ from tidebox.api.interpreter.admin_answers import (
 )
 from tidebox.api.interpreter.queries import Found, IsoTime, Label, Moment, Text, label_of, seconds_of, timestamp
 from tidebox.api.interpreter.runs import RunId
-from tidebox.api.interpreter.signing import stream_url
+from tidebox.api.interpreter.stream_urls import stream_url
+from tidebox.api.route_dependencies import AdminDep, ServicesDep, errors
 from tidebox.broker.audit.query import AuditQuery
 from tidebox.model.listing import RunQuery
 from tidebox.model.moments import moment

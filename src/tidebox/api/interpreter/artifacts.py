@@ -19,7 +19,6 @@ from starlette.responses import Response, StreamingResponse
 
 from tidebox.api.answers import each, example
 from tidebox.api.asgi import Receive, Scope, Send
-from tidebox.api.common import CallerDep, ServicesDep, errors
 from tidebox.api.interpreter.downloads import (
     CHUNK_BYTES,
     DOWNLOADED,
@@ -29,6 +28,7 @@ from tidebox.api.interpreter.downloads import (
     attachment,
 )
 from tidebox.api.interpreter.runs import RunId
+from tidebox.api.route_dependencies import CallerDep, ServicesDep, errors
 from tidebox.api.services import Services
 from tidebox.broker.storage.artifacts import RunArtifacts
 from tidebox.errors import InvalidRequest, NotFound
@@ -154,7 +154,7 @@ async def download_all(run_id: RunId, services: ServicesDep, caller: CallerDep) 
     await _require_here(services, run, found)
     services.files.read(caller, run_id=run_id)
     headers = {**attachment(f"{run_id}.zip"), "cache-control": "no-store"}
-    return _ZipAnswer(_zipped(services.files.artifacts, found), headers)
+    return _ZipResponse(_zipped(services.files.artifacts, found), headers)
 
 
 @router.head("/runs/{run_id}/artifacts/{path:path}", include_in_schema=False)
@@ -209,7 +209,7 @@ async def _require_here(services: Services, run: Run, found: Sequence[Artifact])
         os.close(descriptor)
 
 
-class _Sink(io.RawIOBase):
+class _ZipSink(io.RawIOBase):
     """What ``zipfile`` writes to: a stream, in which it cannot go back."""
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ class _Sink(io.RawIOBase):
         return b"".join(pieces)
 
 
-class _ZipAnswer(StreamingResponse):
+class _ZipResponse(StreamingResponse):
     """An archive that is made while it is sent, and let go of where the client leaves in the middle of it."""
 
     def __init__(self, pieces: AsyncGenerator[bytes], headers: dict[str, str]) -> None:
@@ -241,7 +241,7 @@ class _ZipAnswer(StreamingResponse):
 
 
 async def _zipped(artifacts: RunArtifacts, found: list[Artifact]) -> AsyncGenerator[bytes]:
-    sink = _Sink()
+    sink = _ZipSink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
         for artifact in found:
             if artifact.is_link:

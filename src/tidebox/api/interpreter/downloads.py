@@ -51,7 +51,7 @@ class Download:
     """What is the same as long as the bytes are."""
 
 
-class _FileAnswer(StreamingResponse):
+class _FileResponse(StreamingResponse):
     """Closes the file however the answer ends."""
 
     def __init__(self, body: AsyncIterator[bytes], descriptor: int, status: int, headers: dict[str, str]) -> None:
@@ -105,7 +105,7 @@ def _answer(request: Request, download: Download) -> Response:
     if request.method == "HEAD":
         os.close(download.descriptor)
         return Response(status_code=status, headers=headers)
-    return _FileAnswer(body, download.descriptor, status, headers)
+    return _FileResponse(body, download.descriptor, status, headers)
 
 
 def attachment(path: str) -> dict[str, str]:

@@ -16,11 +16,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from tidebox.api.answers import each, example
-from tidebox.api.common import CallerDep, ErrorEnvelope, ServicesDep, errors
 from tidebox.api.interpreter.downloads import DOWNLOADED, Download, RangeHeader, answer_with
+from tidebox.api.interpreter.git_request import GitRequest
 from tidebox.api.interpreter.multipart import FormUpload
 from tidebox.api.interpreter.requests import InlineFile
-from tidebox.api.interpreter.sources import GitRequest
+from tidebox.api.route_dependencies import CallerDep, ErrorEnvelope, ServicesDep, errors
 from tidebox.broker.runs.planning import inline_files
 from tidebox.broker.storage.uploads import IncomingUpload, UploadResult
 from tidebox.broker.storage.workspace_store import KeptFile

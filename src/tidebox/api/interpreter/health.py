@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 import tidebox
-from tidebox.api.common import CallerDep, ServicesDep, errors
+from tidebox.api.route_dependencies import CallerDep, ServicesDep, errors
 from tidebox.api.services import Services
 from tidebox.errors import StoreUnavailable
 

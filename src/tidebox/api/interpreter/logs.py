@@ -11,10 +11,10 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tidebox.api.common import CallerDep, ServicesDep, errors
-from tidebox.api.interpreter import envelope
+from tidebox.api.interpreter import stream_frames
 from tidebox.api.interpreter.runs import RunId
 from tidebox.api.ranges import ByteRange, parse_range
+from tidebox.api.route_dependencies import CallerDep, ServicesDep, errors
 from tidebox.broker.runs.log_hub import LogReader
 from tidebox.broker.storage.log_frames import Gap, LogFrame
 from tidebox.broker.storage.log_store import Extent, StoredLog
@@ -69,7 +69,7 @@ async def read_logs(
             needed.enter_context(services.following.one_more(caller.principal.user))
             reader = await runs.read_log(caller, run_id, from_seq)
             needed.push_async_callback(reader.close)
-            return _Answer(_rendered(reader, stream, lines), needed.pop_all().aclose, LINES if lines else TEXT)
+            return _LogResponse(_rendered(reader, stream, lines), needed.pop_all().aclose, LINES if lines else TEXT)
     if lines:
         part = None
         if range is not None:
@@ -79,7 +79,7 @@ async def read_logs(
     return await _text(log, stream, from_seq, range)
 
 
-class _Answer(StreamingResponse):
+class _LogResponse(StreamingResponse):
     """A body that is made while it is sent, and whose source is let go of however that ends."""
 
     def __init__(
@@ -131,7 +131,7 @@ async def _text(log: StoredLog | None, stream: StreamChoice | None, seq: int | N
         raise
     wanted = part or ByteRange(0, size)
     shown = (part, size) if part is not None else None
-    return _Answer(_slices(log, extents, wanted), log.close, TEXT, length=wanted.length, part=shown)
+    return _LogResponse(_slices(log, extents, wanted), log.close, TEXT, length=wanted.length, part=shown)
 
 
 async def _slices(log: StoredLog, extents: list[Extent], wanted: ByteRange) -> AsyncIterator[bytes]:
@@ -160,8 +160,8 @@ async def _slices(log: StoredLog, extents: list[Extent], wanted: ByteRange) -> A
 def _lines(reader: LogReader, stream: StreamChoice | None, part: tuple[ByteRange, int] | None) -> Response:
     body = _rendered(reader, stream, lines=True)
     if part is None:
-        return _Answer(body, reader.close, LINES)
-    return _Answer(_cut(body, part[0]), reader.close, LINES, length=part[0].length, part=part)
+        return _LogResponse(body, reader.close, LINES)
+    return _LogResponse(_cut(body, part[0]), reader.close, LINES, length=part[0].length, part=part)
 
 
 async def _measured(reader: LogReader, stream: StreamChoice | None, asked: str) -> tuple[ByteRange, int] | None:
@@ -197,5 +197,5 @@ def _render(item: LogFrame | Gap, stream: StreamChoice | None, lines: bool) -> b
     if output is not None and stream not in (None, output.stream):
         return b""
     if lines:
-        return envelope.render(item) + b"\n"
+        return stream_frames.render(item) + b"\n"
     return output.data if output is not None else b""

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from tidebox.api.answers import example
-from tidebox.api.common import CallerDep, errors
+from tidebox.api.route_dependencies import CallerDep, errors
 from tidebox.model.principal import ADMIN_ROLE, Principal
 
 router = APIRouter(tags=["discovery"])

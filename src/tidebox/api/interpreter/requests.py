@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from tidebox.api.egress import EgressRequest
-from tidebox.api.interpreter.sources import GitRequest, Number
+from tidebox.api.interpreter.git_request import GitRequest, Number
 from tidebox.api.packages import PackagesRequest
 from tidebox.model.words import MAX_WORD_BYTES
 
@@ -45,13 +45,13 @@ Env = Annotated[
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MAX_LABELS)]
 
 
-class _Request(BaseModel):
+class _StrictModel(BaseModel):
     """Nothing of a request is ignored: a misspelt limit must not be no limit."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Resources(_Request):
+class Resources(_StrictModel):
     """What a run may use; more than the policy allows becomes the most it allows."""
 
     cpu: Cpus | None = None
@@ -71,7 +71,7 @@ _FILE_PATH = rf"^(?![A-Za-z]:)(?:\./+)*{_FILE_NAME}(?:/+(?:\./+)*{_FILE_NAME}){{
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 
-class InlineFile(_Request):
+class InlineFile(_StrictModel):
     """A small file that is put into the workspace before the program starts."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096, json_schema_extra={"pattern": _FILE_PATH})]
@@ -81,7 +81,7 @@ class InlineFile(_Request):
     ]
 
 
-class _Terms(_Request):
+class _PolicyFields(_StrictModel):
     spec_version: Annotated[str, StringConstraints(max_length=32)]
     runtime: RuntimeName | None = None
     base_image: ImageName | None = None
@@ -136,7 +136,7 @@ _LANGUAGE_NEEDS_VERSION: dict[str, Any] = {
 }
 
 
-class SessionRequest(_Terms):
+class SessionRequest(_PolicyFields):
     """A session to be made."""
 
     model_config = ConfigDict(
@@ -184,7 +184,7 @@ _ONE_OF: dict[str, Any] = {
 }
 
 
-class RunRequest(_Terms):
+class RunRequest(_PolicyFields):
     """A run to be started: in a session, or once in a fresh workspace."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_ONE_OF)

@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import BaseModel, Field
 
 from tidebox.api.answers import Page, Quantity
-from tidebox.api.interpreter.common import NO_DETAILS, Details
+from tidebox.api.interpreter.idempotency_details import NO_DETAILS, Details
 from tidebox.model.limits import MIB
 from tidebox.model.moments import iso_time, moment
 from tidebox.model.principal import Caller, Principal

@@ -9,16 +9,16 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from tidebox.api.answers import each, example
-from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
 from tidebox.api.egress import asked_egress, audited_refusals, user_of
 from tidebox.api.interpreter import run_answers
-from tidebox.api.interpreter.common import Details
+from tidebox.api.interpreter.idempotency_details import Details
 from tidebox.api.interpreter.packages import allowed_packages
 from tidebox.api.interpreter.queries import Found, Label, Moment, Text, label_of, seconds_of
 from tidebox.api.interpreter.requests import RunRequest
 from tidebox.api.interpreter.run_answers import CancelAnswer, RunAnswer, RunList
-from tidebox.api.interpreter.signing import stream_url
+from tidebox.api.interpreter.stream_urls import stream_url
 from tidebox.api.packages import check_packages
+from tidebox.api.route_dependencies import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
 from tidebox.api.services import Services
 from tidebox.broker.runs.planning import RequestedRun, inline_files, packages_of_session
 from tidebox.broker.runs.stdin import StdinRules

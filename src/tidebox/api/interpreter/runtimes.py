@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from tidebox.api.answers import Quantity, example
-from tidebox.api.common import CallerDep, ServicesDep, errors
+from tidebox.api.route_dependencies import CallerDep, ServicesDep, errors
 from tidebox.api.services import Services
 from tidebox.model.policy import ALLOWLIST, DENY_ALL, TRUST_PROFILES
 from tidebox.model.runtimes import Finding, Guarantee, OfferedLanguage, RuntimeInfo

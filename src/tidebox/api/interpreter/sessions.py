@@ -9,11 +9,11 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel
 
 from tidebox.api.answers import Page, Quantity, each, example
-from tidebox.api.common import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
 from tidebox.api.egress import asked_egress, audited_refusals, user_of
-from tidebox.api.interpreter.common import NO_DETAILS, Details
+from tidebox.api.interpreter.idempotency_details import NO_DETAILS, Details
 from tidebox.api.interpreter.packages import allowed_packages
 from tidebox.api.interpreter.requests import SessionRequest
+from tidebox.api.route_dependencies import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
 from tidebox.api.services import Services
 from tidebox.broker.runs.planning import patient, require_layers
 from tidebox.model.ids import new_id

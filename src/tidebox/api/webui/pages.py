@@ -63,7 +63,7 @@ def is_page(path: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _BuiltFile:
     content: bytes
     compressed: bytes
     type: bytes
@@ -74,7 +74,7 @@ class Pages:
     """The files, read when the first of them is asked for; they are few and small."""
 
     def __init__(self) -> None:
-        self._loading: asyncio.Task[dict[str, _File]] | None = None
+        self._loading: asyncio.Task[dict[str, _BuiltFile]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -98,7 +98,7 @@ class Pages:
             return await _answer(scope, send, HTTPStatus.OK, headers, found.compressed)
         return await _answer(scope, send, HTTPStatus.OK, headers, found.content)
 
-    async def _document(self, scope: Scope, send: Send, document: _File) -> None:
+    async def _document(self, scope: Scope, send: Send, document: _BuiltFile) -> None:
         nonce = secrets.token_urlsafe(16)
         headers = [
             (b"content-type", document.type),
@@ -107,19 +107,19 @@ class Pages:
         ]
         await _answer(scope, send, HTTPStatus.OK, headers, document.content.replace(_NONCE, nonce.encode()))
 
-    async def _files(self) -> Mapping[str, _File]:
+    async def _files(self) -> Mapping[str, _BuiltFile]:
         if self._loading is None:
             self._loading = asyncio.create_task(asyncio.to_thread(_read, BUILT))
         # Whoever leaves while it is read does not end it for the others.
         return await asyncio.shield(self._loading)
 
 
-def _read(directory: Path) -> dict[str, _File]:
+def _read(directory: Path) -> dict[str, _BuiltFile]:
     found = {}
     for path in sorted(directory.rglob("*")):
         if path.suffix in _TYPES:
             content = path.read_bytes()
-            found[path.relative_to(directory).as_posix()] = _File(
+            found[path.relative_to(directory).as_posix()] = _BuiltFile(
                 content,
                 gzip.compress(content, mtime=0),
                 _TYPES[path.suffix],

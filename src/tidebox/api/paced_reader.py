@@ -18,7 +18,7 @@ _QUICK_SECONDS = 0.0001
 _LONGEST_PIECE_BYTES = 8 * PIECE_BYTES
 
 
-class Pacer:
+class PacedReader:
     """Stands between a transport and the parser of its bytes; the only one to pause that transport."""
 
     __slots__ = ("_loop", "_transport", "_parse", "_held", "_stopped", "_paused", "_scheduled", "_over")

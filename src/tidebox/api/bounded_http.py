@@ -16,9 +16,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tidebox.api import problems
-from tidebox.api.admission import ConnectionState
 from tidebox.api.asgi import is_known
-from tidebox.api.pacing import Pacer
+from tidebox.api.connection_limits import ConnectionState
+from tidebox.api.paced_reader import PacedReader
 from tidebox.model.ids import new_id
 
 MAX_HEAD_BYTES = 32 * 1024
@@ -54,11 +54,11 @@ class BoundedHttp(HttpToolsProtocol):
     _chunks = 0
     _dense_pieces = 0
     _timer: asyncio.TimerHandle | None = None
-    _refusal: problems.Problem
+    _refusal: problems.ApiProblem
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         super().connection_made(transport)
-        self._pacer = Pacer(self.loop, transport, self._parse)
+        self._pacer = PacedReader(self.loop, transport, self._parse)
         self.flow = _PacedFlow(transport, self._pacer, self.pipeline)
         self._refusal = _NOT_HTTP
         if not self.server_state.admission.admit(transport, self._address):
@@ -209,11 +209,11 @@ class BoundedHttp(HttpToolsProtocol):
         if strange and self.parser.should_upgrade() and self._should_upgrade():
             self._fail(_HANDSHAKE)
 
-    def _fail(self, problem: problems.Problem) -> None:
+    def _fail(self, problem: problems.ApiProblem) -> None:
         self._refusal = problem
         raise ValueError(problem.message)  # ends the parser, and the connection with this refusal
 
-    def _refuse(self, problem: problems.Problem) -> None:
+    def _refuse(self, problem: problems.ApiProblem) -> None:
         if self.transport.is_closing():
             return
         self._pacer.end()
@@ -231,7 +231,7 @@ class BoundedHttp(HttpToolsProtocol):
                 _give_up(self.cycle)
             self._answer(problem)
 
-    def _answer(self, problem: problems.Problem) -> None:
+    def _answer(self, problem: problems.ApiProblem) -> None:
         headers, content = problems.render(problem, new_id("req"))
         status = HTTPStatus(problem.status)
         lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
@@ -262,7 +262,7 @@ class BoundedHttp(HttpToolsProtocol):
 class _PacedFlow(FlowControl):
     """uvicorn asks for more of a body, or for none, and the pacer sees to it."""
 
-    def __init__(self, transport: asyncio.Transport, pacer: Pacer, waiting: Sized) -> None:
+    def __init__(self, transport: asyncio.Transport, pacer: PacedReader, waiting: Sized) -> None:
         super().__init__(transport)
         self._pacer = pacer
         self._waiting = waiting
@@ -291,7 +291,7 @@ def _path_of(target: bytes, hosts: list[bytes]) -> bytes:
     return slash + path
 
 
-def _invalid(message: str) -> problems.Problem:
+def _invalid(message: str) -> problems.ApiProblem:
     return problems.of_status(HTTPStatus.BAD_REQUEST, message)
 
 

@@ -23,9 +23,9 @@ from websockets.server import ServerProtocol
 from websockets.typing import StatusLike
 
 from tidebox.api import problems
-from tidebox.api.admission import ConnectionState
 from tidebox.api.asgi import is_known
-from tidebox.api.pacing import Pacer
+from tidebox.api.connection_limits import ConnectionState
+from tidebox.api.paced_reader import PacedReader
 from tidebox.model.ids import new_id
 
 # Two of the longest tokens; then it is known who sends, or the connection is over.
@@ -67,7 +67,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)
-        self._pacer = Pacer(self.loop, self.transport, self._parse)
+        self._pacer = PacedReader(self.loop, self.transport, self._parse)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pacer.end()

@@ -22,27 +22,27 @@ MAX_MESSAGE_BYTES = 64 * 1024
 _encode = msgspec.json.Encoder().encode
 
 
-class _Data(msgspec.Struct):
+class _OutputFrame(msgspec.Struct):
     type: str
     encoding: str
     data: str
     seq: int
 
 
-class _Event(msgspec.Struct):
+class _EventFrame(msgspec.Struct):
     type: str
     event: str
     data: Mapping[str, Any]
     seq: int
 
 
-class _Heartbeat(msgspec.Struct):
+class _HeartbeatFrame(msgspec.Struct):
     type: str
     ts: str | None
     seq: int
 
 
-class _Truncated(msgspec.Struct):
+class _TruncatedFrame(msgspec.Struct):
     type: str
     reason: str
     seq: int
@@ -61,9 +61,9 @@ def render(item: LogFrame | Gap) -> bytes:
     if isinstance(entry, Output):
         return _output(entry, seq)
     if isinstance(entry, Heartbeat):
-        return _encode(_Heartbeat("heartbeat", moment(entry.at), seq))
+        return _encode(_HeartbeatFrame("heartbeat", moment(entry.at), seq))
     if isinstance(entry, Truncated):
-        return _encode(_Truncated("truncated", entry.reason, seq))
+        return _encode(_TruncatedFrame("truncated", entry.reason, seq))
     if isinstance(entry, PhaseChanged):
         return _event("phase", {"phase": entry.phase.value}, seq)
     if isinstance(entry, Preparing):
@@ -109,22 +109,22 @@ def outcome(run: Run) -> dict[str, Any]:
 
 def _event(name: str, data: Mapping[str, Any], seq: int) -> bytes:
     try:
-        return _encode(_Event("event", name, data, seq))
+        return _encode(_EventFrame("event", name, data, seq))
     except UnicodeEncodeError:
         # A message may quote half a surrogate pair of a request.
         clean = {
             key: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
             for key, value in data.items()
         }
-        return _encode(_Event("event", name, clean, seq))
+        return _encode(_EventFrame("event", name, clean, seq))
 
 
 def _output(entry: Output, seq: int) -> bytes:
     try:
-        text = _encode(_Data(entry.stream, "utf8", entry.data.decode(), seq))
+        text = _encode(_OutputFrame(entry.stream, "utf8", entry.data.decode(), seq))
         if len(text) <= MAX_MESSAGE_BYTES:
             return text
     except UnicodeDecodeError:
         pass
     # Also text that JSON would make too long: control characters are six times as long there.
-    return _encode(_Data(entry.stream, "base64", base64.b64encode(entry.data).decode("ascii"), seq))
+    return _encode(_OutputFrame(entry.stream, "base64", base64.b64encode(entry.data).decode("ascii"), seq))

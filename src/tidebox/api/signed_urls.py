@@ -19,7 +19,7 @@ _CONTEXT = b"tidebox log stream v1\n"
 _MAX_EXPIRY_LENGTH = 64
 
 
-class Signer:
+class UrlSigner:
     """Makes signed URLs, and tells whether one was made here."""
 
     def __init__(self, secret: str, *, ttl: float, enabled: bool = True) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tidebox.errors import QuotaExceeded
 
 
-class Following:
+class LogFollowerQuota:
     """Counts them, and lets nobody have more than his share."""
 
     def __init__(self, limit: int) -> None:

@@ -19,7 +19,7 @@ import structlog
 
 from tidebox.api.asgi import Message, Receive, Scope, Send, context_of, query_of
 from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
-from tidebox.api.interpreter import envelope
+from tidebox.api.interpreter import stream_frames
 from tidebox.api.interpreter.paths import run_of_stream
 from tidebox.api.services import Services
 from tidebox.broker.runs.log_hub import LogReader
@@ -59,7 +59,7 @@ class _StdinClose(msgspec.Struct, tag="stdin_close"):
 _decode = msgspec.json.Decoder(_Stdin | _StdinClose).decode
 
 
-class StreamSurface:
+class LogStreamSurface:
     """Serves WebSocket upgrades; who asks is known by a credential, or by a signed URL."""
 
     def __init__(self, services: Services) -> None:
@@ -76,11 +76,13 @@ class StreamSurface:
         with self._services.following.one_more(caller.principal.user):
             reader = await self._services.broker.runs.read_log(caller, run_id, seq, tail=tail)
             try:
-                await self._serve(scope, receive, send, _Stream(self._services, caller, run_id, reader, send))
+                await self._serve(
+                    scope, receive, send, _LogStreamConnection(self._services, caller, run_id, reader, send)
+                )
             finally:
                 await reader.close()
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, stream: _Stream) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, stream: _LogStreamConnection) -> None:
         await receive()
         try:
             await send({"type": "websocket.accept"})
@@ -128,7 +130,7 @@ def _place(query: Mapping[str, str]) -> tuple[int | None, bool]:
     return int(text), tail
 
 
-class _Stream:
+class _LogStreamConnection:
     """One client of one log."""
 
     def __init__(self, services: Services, caller: Caller, run_id: str, reader: LogReader, send: Send) -> None:
@@ -170,7 +172,7 @@ class _Stream:
         while batch := await self._reader.read():
             held_back = 0
             for position, item in enumerate(batch, start=1):
-                text = envelope.render(item).decode()
+                text = stream_frames.render(item).decode()
                 held_back += len(text)
                 more = position < len(batch) and held_back < WRITE_CHARACTERS
                 await self._send({"type": "websocket.send", "text": text, MORE: more})
@@ -194,7 +196,7 @@ class _Stream:
                 await self._tell(error)
 
     async def _tell(self, error: TideboxError) -> None:
-        await self._send({"type": "websocket.send", "text": envelope.error(error, self._seq).decode()})
+        await self._send({"type": "websocket.send", "text": stream_frames.error(error, self._seq).decode()})
 
     async def _take(self, text: str | None) -> None:
         if text is None:

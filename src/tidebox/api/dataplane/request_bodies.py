@@ -15,11 +15,11 @@ from tidebox.errors import InvalidRequest, PayloadTooLarge
 _FILE_FIELD = b"file"
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """The client is gone before the end of its body."""
 
 
-class Body:
+class RequestBody:
     """A body, to be read once."""
 
     def __init__(self, receive: Receive) -> None:
@@ -32,7 +32,7 @@ class Body:
         async for chunk in self.while_it_lasts():
             yield chunk
         if self.cut_off:
-            raise ClientLeft
+            raise ClientDisconnected
 
     async def while_it_lasts(self) -> AsyncGenerator[bytes, None]:
         """The bytes, up to the end or to where the client left."""
@@ -76,7 +76,7 @@ async def _leaving(receive: Receive) -> None:
 async def form_file(content_type: bytes, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """The content of the part ``file`` of a form; other parts are ignored."""
     _, options = parse_options_header(content_type)
-    form = _Form(options.get(b"boundary") or b"")
+    form = _FormFileParser(options.get(b"boundary") or b"")
     async for chunk in chunks:
         for piece in form.feed(chunk):
             yield piece
@@ -86,7 +86,7 @@ async def form_file(content_type: bytes, chunks: AsyncIterator[bytes]) -> AsyncG
         raise InvalidRequest("the form has no part called file", field="file")
 
 
-class _Form:
+class _FormFileParser:
     """Finds one part among those of a form."""
 
     def __init__(self, boundary: bytes) -> None:

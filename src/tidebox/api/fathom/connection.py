@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from errno import ENOENT
 
 from tidebox.api.asgi import Message, Receive
-from tidebox.api.fathom import frames
-from tidebox.api.fathom.decoding import TextStream
-from tidebox.api.fathom.orders import make_order
+from tidebox.api.fathom import answers
+from tidebox.api.fathom.execute_order import make_order
 from tidebox.api.fathom.outbox import MAX_DATA_BYTES, Outbox
-from tidebox.api.fathom.requests import Refused, parse, refuse_oversized
-from tidebox.api.rates import RateLimiter
+from tidebox.api.fathom.requests import RequestRefused, parse, refuse_oversized
+from tidebox.api.fathom.text_stream import TextStream
+from tidebox.api.rate_limit import RateLimiter
 from tidebox.broker.broker import Broker
 from tidebox.broker.runs.ephemeral import EphemeralExecution
 from tidebox.errors import Busy, ExecFailed, InvalidRequest, TideboxError, UnknownLanguage
@@ -41,7 +41,7 @@ _STATUS: dict[Outcome, Status] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class FathomSettings:
     """What each connection may do."""
 
     languages: Mapping[str, str]
@@ -63,7 +63,7 @@ def error_code(error: TideboxError) -> Code:
     return "INVALID_REQUEST" if isinstance(error, InvalidRequest) else "INTERNAL_ERROR"
 
 
-class _Run:
+class _ConnectedExecution:
     """One execution as its connection sees it; also the sink of its events."""
 
     __slots__ = ("id", "execution", "_outbox", "_order", "_streams", "_over_by")
@@ -91,7 +91,7 @@ class _Run:
                 await self._wait_for_reader()
         elif isinstance(event, Started):
             self._expect_end(self._order.spec.limits.timeout)
-            self._outbox.put(frames.status(self.id, Status.RUNNING))
+            self._outbox.put(answers.status(self.id, Status.RUNNING))
 
     async def _wait_for_reader(self) -> None:
         """Hold the program up, but not longer than it may run: what is left of a dead one is little, and its slot is
@@ -119,14 +119,14 @@ class _Run:
             self._outbox.put_output(self.id, "stderr", self._streams["stderr"].feed(line), len(line))
         self._flush()
         if isinstance(ending, TideboxError):
-            self._outbox.put(frames.error(self.id, error_code(ending), ending.message))
+            self._outbox.put(answers.error(self.id, error_code(ending), ending.message))
             return
         if ending.outcome is Outcome.OUTPUT_LIMIT:
             message = f"Output exceeded max_output_bytes ({self._order.spec.limits.output})"
-            self._outbox.put(frames.error(self.id, "OUTPUT_LIMIT", message))
-        self._outbox.put(frames.status(self.id, _status(ending)))
+            self._outbox.put(answers.error(self.id, "OUTPUT_LIMIT", message))
+        self._outbox.put(answers.status(self.id, _status(ending)))
         duration = round(ending.usage.wall_seconds * 1000)
-        self._outbox.put(frames.result(self.id, ending.exit_code, duration, _resources(ending.usage)))
+        self._outbox.put(answers.result(self.id, ending.exit_code, duration, _resources(ending.usage)))
 
     def _flush(self) -> None:
         for name, stream in self._streams.items():
@@ -149,16 +149,18 @@ def _resources(usage: Usage) -> ResourceUsage:
     )
 
 
-class Session:
+class FathomConnection:
     """Serves one client until it is gone."""
 
-    def __init__(self, outbox: Outbox, caller: Caller, broker: Broker, rates: RateLimiter, terms: Terms) -> None:
+    def __init__(
+        self, outbox: Outbox, caller: Caller, broker: Broker, rates: RateLimiter, terms: FathomSettings
+    ) -> None:
         self._outbox = outbox
         self._caller = caller
         self._broker = broker
         self._rates = rates
         self._terms = terms
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _ConnectedExecution] = {}
 
     async def serve(self, receive: Receive) -> None:
         """Answer messages until the connection is gone."""
@@ -175,13 +177,13 @@ class Session:
             return
         try:
             await self._answer(self._parsed(message))
-        except Refused as refusal:
-            self._outbox.put(frames.error(refusal.id, refusal.code, refusal.message))
+        except RequestRefused as refusal:
+            self._outbox.put(answers.error(refusal.id, refusal.code, refusal.message))
 
     def _parsed(self, message: Message) -> Request:
         text = message.get("text")
         if text is None:
-            raise Refused("INVALID_REQUEST", "messages are text frames, not binary ones")
+            raise RequestRefused("INVALID_REQUEST", "messages are text frames, not binary ones")
         limit = self._terms.max_message_bytes
         # A character is at most four bytes long.
         if len(text) * 4 > limit and len(text.encode()) > limit:
@@ -195,7 +197,7 @@ class Session:
             self._cancel(request)
         elif isinstance(request, Ping):
             load = self._broker.load
-            self._outbox.put(frames.pong(load.active, load.queued))
+            self._outbox.put(answers.pong(load.active, load.queued))
 
     async def _execute(self, request: Execute) -> None:
         # Whoever does not read what he has started starts nothing more.
@@ -203,23 +205,23 @@ class Session:
             await self._outbox.changed()
         id = request.id
         if id in self._runs:
-            raise Refused("INVALID_REQUEST", "id: an execution with this id is under way on this connection", id)
+            raise RequestRefused("INVALID_REQUEST", "id: an execution with this id is under way on this connection", id)
         if len(self._runs) >= self._terms.max_executions:
             message = f"this connection may have no more than {self._terms.max_executions} executions under way"
-            raise Refused("SANDBOX_OVERLOADED", message, id)
+            raise RequestRefused("SANDBOX_OVERLOADED", message, id)
         terms = self._terms
         order = make_order(request, terms.languages, terms.known, terms.compile_timeout)
-        run = _Run(id, order, self._outbox)
+        run = _ConnectedExecution(id, order, self._outbox)
         try:
             await self._rates.check(self._caller.principal)
             run.execution = self._broker.execute(self._caller, order, run)
         except TideboxError as error:
-            raise Refused(error_code(error), error.message, id) from None
+            raise RequestRefused(error_code(error), error.message, id) from None
         self._runs[id] = run
-        self._outbox.put(frames.ack(id))
+        self._outbox.put(answers.ack(id))
         run.execution.over.on_set(lambda: self._conclude(run))
 
-    def _conclude(self, run: _Run) -> None:
+    def _conclude(self, run: _ConnectedExecution) -> None:
         del self._runs[run.id]
         run.conclude()
 
@@ -227,7 +229,7 @@ class Session:
         run = self._runs.get(request.id)
         if run is None:
             message = "no execution with this id is under way on this connection"
-            raise Refused("UNKNOWN_EXECUTION", message, request.id)
+            raise RequestRefused("UNKNOWN_EXECUTION", message, request.id)
         run.cancel()
 
     def _leave(self) -> None:

@@ -11,7 +11,7 @@ from tidebox.api.asgi import App, Receive, Scope, Send
 AnApp = TypeVar("AnApp", bound=App)
 
 
-class Deferred(Generic[AnApp]):
+class LazyApp(Generic[AnApp]):
     """Stands for an app that a thread makes; requests that come earlier wait for it."""
 
     def __init__(self, make: Callable[[], AnApp]) -> None:

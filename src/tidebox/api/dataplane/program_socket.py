@@ -10,10 +10,17 @@ import structlog
 
 from tidebox.api.asgi import Scope, Send, context_of
 from tidebox.api.dataplane.commands import DEFAULT_TERMINAL, make_command
-from tidebox.api.dataplane.connections import INTERNAL_ERROR, NORMAL, POLICY, Connection, Desk, revoked
+from tidebox.api.dataplane.connection import (
+    INTERNAL_ERROR,
+    NORMAL,
+    POLICY,
+    ConnectionServices,
+    DataplaneConnection,
+    revoked,
+)
 from tidebox.api.dataplane.exec import seconds_of
-from tidebox.api.dataplane.paths import Target
-from tidebox.api.dataplane.rendering import Renderer, shown_end
+from tidebox.api.dataplane.output_frames import OutputRenderer, shown_end
+from tidebox.api.dataplane.paths import DataplaneTarget
 from tidebox.broker.sandboxes.processes import ManagedProcess, OutputReader
 from tidebox.broker.sandboxes.sandbox import SandboxAccess
 from tidebox.errors import (
@@ -41,11 +48,11 @@ _TAIL_SECONDS = 0.05
 _FINAL = (CapabilityDenied, ExecFailed, BoxGone)
 
 
-class ProgramConnection(Connection):
+class ProgramConnection(DataplaneConnection):
     """A socket on which programs are started."""
 
-    def __init__(self, desk: Desk, scope: Scope, target: Target, send: Send) -> None:
-        super().__init__(desk, scope, target, send)
+    def __init__(self, shared: ConnectionServices, scope: Scope, target: DataplaneTarget, send: Send) -> None:
+        super().__init__(shared, scope, target, send)
         self._reader: OutputReader | None = None
         """Of the program that runs."""
         self._delivering: asyncio.Task[None] | None = None
@@ -117,7 +124,7 @@ class ProgramConnection(Connection):
         self._delivering = asyncio.get_running_loop().create_task(self._deliver(reader), name="dataplane")
 
     def _found(self, access: SandboxAccess, process_id: str) -> ManagedProcess:
-        process = self._desk.processes.find(access.sandbox.id, process_id)
+        process = self._shared.processes.find(access.sandbox.id, process_id)
         if not process.detachable:
             raise NotFound("this sandbox has no program of that id", field="process_id")
         access.require(process.capability)
@@ -132,10 +139,10 @@ class ProgramConnection(Connection):
         access.require(capability)
         terminal = request.tty.size() if request.tty is not None else DEFAULT_TERMINAL if as_shell else None
         command = make_command(given, cwd=request.cwd, env=env, terminal=terminal)
-        seconds = seconds_of(request.timeout_ms, self._desk.max_seconds)
-        self._desk.audit.check()
+        seconds = seconds_of(request.timeout_ms, self._shared.max_seconds)
+        self._shared.audit.check()
         try:
-            reader = await self._desk.processes.start(
+            reader = await self._shared.processes.start(
                 access.sandbox,
                 command,
                 capability=capability,
@@ -166,7 +173,7 @@ class ProgramConnection(Connection):
 
     async def _deliver_all(self, reader: OutputReader) -> None:
         process = reader.process
-        renderer = Renderer(with_offsets=process.detachable)
+        renderer = OutputRenderer(with_offsets=process.detachable)
         try:
             while (pieces := await reader.read(_TAIL_SECONDS if renderer.holds_back else None)) is not None:
                 if not self._good:

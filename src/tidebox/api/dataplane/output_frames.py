@@ -17,7 +17,7 @@ from tidebox.protocols.dataplane.frames import Exit, ResourceUsage, Stderr, Stdo
 _MAX_TAIL = 3
 
 
-class Renderer:
+class OutputRenderer:
     """Turns output into frames: text where it is UTF-8, base64 where it is not.
 
     The beginning of a character at the end of a piece is held back until the rest comes, unless the other stream is

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 from tidebox.api.asgi import Receive, Scope, Send, context_of
 from tidebox.api.dataplane.auth import caller, enter
-from tidebox.api.dataplane.failures import problem_of
-from tidebox.api.dataplane.paths import Target
+from tidebox.api.dataplane.dialect import problem_of
+from tidebox.api.dataplane.paths import DataplaneTarget
 from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
-from tidebox.api.rates import RateLimiter
+from tidebox.api.rate_limit import RateLimiter
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.sandboxes.processes import ProcessTable
 from tidebox.broker.sandboxes.sandbox import Gate, SandboxAccess
@@ -28,7 +28,7 @@ NORMAL, POLICY, INTERNAL_ERROR = 1000, 1008, 1011
 _PONG = text_of(Pong())
 
 
-class Over(Exception):
+class CloseConnection(Exception):
     """The connection ends."""
 
     def __init__(self, code: int) -> None:
@@ -37,7 +37,7 @@ class Over(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class ConnectionServices:
     """What every connection works with."""
 
     gate: Gate
@@ -48,11 +48,11 @@ class Desk:
     max_message_bytes: int
 
 
-class Connection(abc.ABC):
+class DataplaneConnection(abc.ABC):
     """One socket, from its upgrade to its end."""
 
-    def __init__(self, desk: Desk, scope: Scope, target: Target, send: Send) -> None:
-        self._desk = desk
+    def __init__(self, shared: ConnectionServices, scope: Scope, target: DataplaneTarget, send: Send) -> None:
+        self._shared = shared
         self._scope = scope
         self._target = target
         self._send = send
@@ -61,8 +61,8 @@ class Connection(abc.ABC):
 
     async def admit(self, token: str) -> None:
         """Let a token in that came with the upgrade."""
-        self._access = await enter(self._desk.gate, self._scope, self._target, token)
-        await self._desk.rates.check(self._access.principal)
+        self._access = await enter(self._shared.gate, self._scope, self._target, token)
+        await self._shared.rates.check(self._access.principal)
 
     async def serve(self, receive: Receive) -> None:
         """Take frames until the client is gone or has nothing more to do here."""
@@ -73,7 +73,7 @@ class Connection(abc.ABC):
             while (message := await receive())["type"] == "websocket.receive":
                 if not self._closing:
                     await self._take(message.get("text"))
-        except Over as over:
+        except CloseConnection as over:
             await self._close(over.code)
         except (OSError, RuntimeError):
             return  # as a server says that the connection is gone, or is being closed
@@ -104,7 +104,7 @@ class Connection(abc.ABC):
         except TimeoutError:
             await self._refuse(Unauthorized(f"no auth frame within {AUTH_SECONDS:g} s"))
         if message["type"] != "websocket.receive":
-            raise Over(NORMAL)
+            raise CloseConnection(NORMAL)
         try:
             request = self._parse(message.get("text"))
             if not isinstance(request, Auth):
@@ -118,14 +118,14 @@ class Connection(abc.ABC):
         return self._access is not None and self._access.still_good()
 
     def _parse(self, text: str | None) -> Request:
-        if text is not None and len(text) > self._desk.max_message_bytes:
-            raise InvalidRequest(f"a frame of more than {self._desk.max_message_bytes} characters")
+        if text is not None and len(text) > self._shared.max_message_bytes:
+            raise InvalidRequest(f"a frame of more than {self._shared.max_message_bytes} characters")
         return decode_request(text)
 
     async def _authenticate(self, request: Auth) -> None:
-        access = await enter(self._desk.gate, self._scope, self._target, request.token)
+        access = await enter(self._shared.gate, self._scope, self._target, request.token)
         if self._access is None:
-            await self._desk.rates.check(access.principal)
+            await self._shared.rates.check(access.principal)
         elif access.sandbox.id != self._access.sandbox.id:
             raise Unauthorized("the token is for another sandbox than this connection's")
         self._access = access
@@ -142,13 +142,13 @@ class Connection(abc.ABC):
             elif isinstance(request, Auth):
                 await self._authenticate(request)
             elif isinstance(request, Close):
-                raise Over(NORMAL)
+                raise CloseConnection(NORMAL)
             else:
                 await self._handle(request)
         except TideboxError as error:
             await self._tell(error)
             if (code := self._ends_with(error)) is not None:
-                raise Over(code) from None
+                raise CloseConnection(code) from None
 
     # What is said
 
@@ -170,7 +170,7 @@ class Connection(abc.ABC):
 
     async def _refuse(self, error: TideboxError) -> NoReturn:
         await self._tell(error)
-        raise Over(POLICY)
+        raise CloseConnection(POLICY)
 
     async def _close(self, code: int) -> None:
         if not self._closing:
@@ -181,7 +181,7 @@ class Connection(abc.ABC):
     def _record(self, access: SandboxAccess, event: str, outcome: str, **fields: Any) -> None:
         sandbox = access.sandbox
         who = caller(access, context_of(self._scope))
-        self._desk.audit.record(event, who, outcome, sandbox_id=sandbox.id, binding_id=sandbox.binding_id, **fields)
+        self._shared.audit.record(event, who, outcome, sandbox_id=sandbox.id, binding_id=sandbox.binding_id, **fields)
 
 
 def revoked() -> Unauthorized:

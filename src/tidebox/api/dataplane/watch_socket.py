@@ -9,8 +9,15 @@ import time
 import structlog
 
 from tidebox.api.asgi import Scope, Send, context_of
-from tidebox.api.dataplane.connections import INTERNAL_ERROR, NORMAL, POLICY, Connection, Desk, revoked
-from tidebox.api.dataplane.paths import Target
+from tidebox.api.dataplane.connection import (
+    INTERNAL_ERROR,
+    NORMAL,
+    POLICY,
+    ConnectionServices,
+    DataplaneConnection,
+    revoked,
+)
+from tidebox.api.dataplane.paths import DataplaneTarget
 from tidebox.broker.sandboxes.sandbox import SandboxAccess, Watch
 from tidebox.errors import CapabilityDenied, Conflict, TideboxError, Unauthorized
 from tidebox.files.watching import Change, Kind
@@ -24,11 +31,13 @@ _log = structlog.get_logger("tidebox.api")
 _AT_ONCE = 256
 
 
-class WatchConnection(Connection):
+class WatchConnection(DataplaneConnection):
     """A socket on which changes are told. It keeps nothing: what its client does not take waits in the kernel."""
 
-    def __init__(self, desk: Desk, scope: Scope, target: Target, send: Send, path: str, recursive: bool) -> None:
-        super().__init__(desk, scope, target, send)
+    def __init__(
+        self, shared: ConnectionServices, scope: Scope, target: DataplaneTarget, send: Send, path: str, recursive: bool
+    ) -> None:
+        super().__init__(shared, scope, target, send)
         self._path = path
         self._recursive = recursive
         self._watch: Watch | None = None
@@ -39,7 +48,7 @@ class WatchConnection(Connection):
         assert access is not None
         try:
             access.require(Capability.FS_READ)
-            self._desk.audit.check()
+            self._shared.audit.check()
             # Using it for a moment and no longer: who only watches does not keep a sandbox from being suspended.
             async with access.sandbox.use(context_of(self._scope).request_id) as inside:
                 self._watch = await inside.watch(self._path, self._recursive)

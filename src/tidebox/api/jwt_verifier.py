@@ -22,13 +22,13 @@ _ALGORITHMS = {"RSA": "RS256", "OKP": "EdDSA"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
+class _VerificationKey:
     algorithm: str
     key: Any
     id: str | None = None
 
 
-class TokenVerifier:
+class JwtVerifier:
     """Verifies tokens against a shared secret, against the keys of a JWKS file, or both."""
 
     def __init__(
@@ -41,11 +41,11 @@ class TokenVerifier:
     ) -> None:
         self._audience = audience
         self._issuer = issuer
-        self._keys: list[_Key] = []
+        self._keys: list[_VerificationKey] = []
         if secret is not None:
             if len(secret.encode()) < _MIN_SECRET_BYTES:
                 raise InvalidRequest(f"SANDBOX_AUTH_JWT_SECRET: give at least {_MIN_SECRET_BYTES} bytes")
-            self._keys.append(_Key("HS256", secret))
+            self._keys.append(_VerificationKey("HS256", secret))
         if jwks_file is not None:
             self._keys += _read_jwks(jwks_file)
 
@@ -69,7 +69,7 @@ class TokenVerifier:
             raise Unauthorized("the key or token is wrong") from None
         return _principal(claims)
 
-    def _key_for(self, algorithm: object, key_id: object) -> _Key:
+    def _key_for(self, algorithm: object, key_id: object) -> _VerificationKey:
         keys = [key for key in self._keys if key.algorithm == algorithm]
         named = [key for key in keys if key.id is not None and key.id == key_id]
         if len(named) == 1:
@@ -91,7 +91,7 @@ def _principal(claims: dict[str, Any]) -> Principal:
     return Principal(user, frozenset(roles))
 
 
-def _read_jwks(path: Path) -> list[_Key]:
+def _read_jwks(path: Path) -> list[_VerificationKey]:
     def wrong(what: str) -> InvalidRequest:
         return InvalidRequest(f"SANDBOX_AUTH_JWKS_FILE: {path}: {what}")
 
@@ -113,7 +113,7 @@ def _read_jwks(path: Path) -> list[_Key]:
     return found
 
 
-def _read_key(entry: dict[str, Any]) -> _Key:
+def _read_key(entry: dict[str, Any]) -> _VerificationKey:
     algorithm = _ALGORITHMS.get(entry["kty"])
     if algorithm is None or entry.get("alg", algorithm) != algorithm:
         raise ValueError("only RSA keys for RS256 and Ed25519 keys for EdDSA are accepted")
@@ -122,4 +122,4 @@ def _read_key(entry: dict[str, Any]) -> _Key:
     key = jwt.PyJWK(entry, algorithm).key
     if algorithm == "RS256" and key.key_size < _MIN_RSA_BITS:
         raise ValueError(f"an RSA key is shorter than {_MIN_RSA_BITS} bits")
-    return _Key(algorithm, key, entry.get("kid"))
+    return _VerificationKey(algorithm, key, entry.get("kid"))

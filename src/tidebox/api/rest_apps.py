@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidebox.api.asgi import App, Receive, Scope, Send
-from tidebox.api.deferred import Deferred
+from tidebox.api.lazy_app import LazyApp
 from tidebox.api.services import Services
 from tidebox.api.surface import Surface
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
-class RestParts:
+class RestApps:
     """The apps of all surfaces that have routes; itself the app of paths that are nobody's, and of the description."""
 
     def __init__(self, services: Services, surfaces: Sequence[Surface]) -> None:
-        self._parts: list[tuple[Surface, Deferred[FastAPI]]] = []
+        self._parts: list[tuple[Surface, LazyApp[FastAPI]]] = []
         # Held while one is made: FastAPI silences warnings meanwhile, which another thread that does so too undoes.
         self._making = threading.Lock()
         self.surfaces = tuple(self._with_app(services, surface) for surface in surfaces)
         """Those given, each with the app that serves its routes."""
-        self._rest = Deferred(self._make_rest)
+        self._rest = LazyApp(self._make_rest)
 
     def _with_app(self, services: Services, surface: Surface) -> Surface:
         if surface.routes is None:
             return surface
-        part = Deferred(partial(self._make_part, services, surface))
+        part = LazyApp(partial(self._make_part, services, surface))
         self._parts.append((surface, part))
         return replace(surface, app=part)
 
@@ -49,7 +49,7 @@ class RestParts:
         await self._load([part for _, part in self._parts])
         await asyncio.wait((self._rest.load(),))
 
-    async def _load(self, parts: Sequence[Deferred[FastAPI]]) -> None:
+    async def _load(self, parts: Sequence[LazyApp[FastAPI]]) -> None:
         # A failure is raised by who asks for it.
         for part in parts:
             await asyncio.wait((part.load(),))

@@ -33,7 +33,7 @@ class _Peer:
     """Longest idle first."""
 
 
-class Admission:
+class ConnectionLimiter:
     """Counts connections. One too many takes the place of the longest idle one, or is refused if none is idle.
 
     Idle is a connection without a request in progress: a client that wants to send another connects again.
@@ -149,7 +149,7 @@ class RefusalLog:
 class ConnectionState(ServerState):
     """What the connections of one listener share."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: ConnectionLimiter) -> None:
         super().__init__()
         self.admission = admission
         self.refusals = RefusalLog()
@@ -161,4 +161,4 @@ def connection_state(settings: Settings) -> ConnectionState:
     descriptors = _UNLIMITED if soft == resource.RLIM_INFINITY else soft
     most = min(settings.max_connections, descriptors - descriptors // _RESERVED_SHARE)
     per_address = min(settings.max_connections_per_address, max(1, most // 2))
-    return ConnectionState(Admission(most, per_address, settings.trusted_proxies))
+    return ConnectionState(ConnectionLimiter(most, per_address, settings.trusted_proxies))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tidebox.api.common import ErrorEnvelope
+from tidebox.api.route_dependencies import ErrorEnvelope
 from tidebox.api.services import Services
 from tidebox.errors import TideboxError
 from tidebox.model.principal import Caller
@@ -20,7 +20,7 @@ STARTING: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Call:
+class AuditedCall:
     """What the audit log will say of a call."""
 
     def __init__(self, caller: Caller | None, **fields: Any) -> None:
@@ -42,9 +42,9 @@ class Call:
 
 
 @asynccontextmanager
-async def audited(services: Services, event: str, caller: Caller | None, **fields: Any) -> AsyncIterator[Call]:
+async def audited(services: Services, event: str, caller: Caller | None, **fields: Any) -> AsyncIterator[AuditedCall]:
     """Record a call and how it ended. A caller who proves himself on the way is put into the call."""
-    call = Call(caller, **{name: value for name, value in fields.items() if value is not None})
+    call = AuditedCall(caller, **{name: value for name, value in fields.items() if value is not None})
     outcome = "internal_error"
     try:
         yield call

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Request
 
 from tidebox.api.services import Services
-from tidebox.api.signing import base_url
+from tidebox.api.signed_urls import base_url
 
 
 def stream_url(request: Request, services: Services, run_id: str, *, from_seq: int | None = None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from http import HTTPStatus
 
 from tidebox.api import problems
-from tidebox.api.problems import Problem
+from tidebox.api.problems import ApiProblem
 from tidebox.errors import FileOperationFailed
 from tidebox.protocols.dataplane.routes import FILE_ERRORS
 
@@ -27,7 +27,7 @@ _STATUSES = {
 _FILE_CODES = {number: code for code, numbers in FILE_ERRORS.items() for number in numbers}
 
 
-def problem_of(error: BaseException) -> Problem:
+def problem_of(error: BaseException) -> ApiProblem:
     """What to say of ``error``."""
     problem = problems.of_error(error)
     if isinstance(error, FileOperationFailed):
@@ -37,13 +37,15 @@ def problem_of(error: BaseException) -> Problem:
     return words(problem)
 
 
-def words(problem: Problem) -> Problem:
+def words(problem: ApiProblem) -> ApiProblem:
     """An error in the words of this surface."""
     if problem.code in _UNAVAILABLE:
         return replace(problem, status=HTTPStatus.SERVICE_UNAVAILABLE, code="BACKEND_UNAVAILABLE", retryable=True)
     return replace(problem, code=_CODES.get(problem.code, problem.code.upper()))
 
 
-def status_problem(status: int, message: str | None = None, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Problem:
+def status_problem(
+    status: int, message: str | None = None, headers: tuple[tuple[bytes, bytes], ...] = ()
+) -> ApiProblem:
     """What to say where only an HTTP status is known."""
     return words(problems.of_status(status, message, headers=headers))

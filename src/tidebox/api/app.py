@@ -1,4 +1,4 @@
-"""The server's front: finds the surface of a request, proves the caller, and hands the request on.
+"""The server's ASGI app: finds the surface of a request, authenticates the caller, and hands the request on.
 
 It knows no protocol: those are the values of ``surfaces``.
 """
@@ -18,7 +18,7 @@ from tidebox.errors import NotFound
 
 
 class SurfaceRouter:
-    """Proves the caller, counts the request, and hands it to the app of its surface."""
+    """Authenticates the caller, applies the rate limit, and hands the request to the app of its surface."""
 
     def __init__(self, services: Services, rest: App) -> None:
         """``rest`` is the app of surfaces that have none of their own."""
@@ -59,15 +59,15 @@ class Application:
         self._mcp = mcp
 
     async def load_first(self) -> None:
-        """Load what was left for after the start and is wanted first."""
+        """Load, after the start, the apps that most clients ask for first."""
         await self._rest.load_first()
 
     async def load(self) -> None:
-        """Load all that was left for after the start; otherwise the first request for each part of it does."""
+        """Load, after the start, every other app; otherwise the first request for each does."""
         await self._rest.load()
 
     async def close(self) -> None:
-        """End what would go on although its requests are over."""
+        """End MCP sessions, which go on although their requests are over."""
         await self._mcp.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

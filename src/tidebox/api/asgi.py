@@ -1,4 +1,4 @@
-"""The shape of ASGI, and what the server notes about each request in its scope."""
+"""ASGI types, and the request context that the server keeps in the scope of each request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_QUERY_FIELDS = 32
 
 @dataclass(slots=True)
 class RequestContext:
-    """What is known of a request."""
+    """Facts about one request: its id, client, surface, authenticated caller and answer."""
 
     request_id: str
     address: str
@@ -37,14 +37,14 @@ class RequestContext:
     """The program that sent it, as it calls itself."""
     caller: Caller | None = None
     status: int = 0
-    """What it was answered with; 101 for a WebSocket that a surface took over."""
+    """The HTTP status of its answer; 101 for a WebSocket that a surface took over."""
     headers: Headers = field(default_factory=list)
-    """What its answer is to have beside its own headers."""
+    """Headers to add to its answer."""
     dialect: Callable[[ApiProblem], ApiProblem] | None = None
-    """How the surface's document spells errors, where it has its own way."""
+    """The error dialect of the surface, where it has its own."""
 
     def caller_as(self, principal: Principal, surface: str) -> Caller:
-        """Who sent it, once that was proved to ``surface``."""
+        """Return the caller of this request, authenticated as ``principal`` by ``surface``."""
         return Caller(principal, self.address, self.request_id, surface, self.source, self.client)
 
 
@@ -54,19 +54,19 @@ def attach(scope: Scope, context: RequestContext) -> None:
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """What is known of the request."""
+    """Return the context of the request."""
     context: RequestContext = scope[_CONTEXT]
     return context
 
 
 def is_known(scope: Mapping[str, Any]) -> bool:
-    """Whether whoever sent the request has shown a credential so far."""
+    """Whether the sender of the request is authenticated by now."""
     context: RequestContext | None = scope.get(_CONTEXT)
     return context is not None and context.caller is not None
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Who sent the request; only for surfaces behind authentication."""
+    """Return the authenticated caller; only for surfaces behind authentication."""
     caller = context_of(scope).caller
     assert caller is not None
     return caller
@@ -81,7 +81,7 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def query_of(scope: Scope) -> dict[str, str]:
-    """What the query of its URL says; every name once."""
+    """Parse the query string; raise ``InvalidRequest`` for a name that is given twice."""
     try:
         pairs = parse_qsl(
             scope["query_string"].decode("ascii"),

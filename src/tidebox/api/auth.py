@@ -1,4 +1,4 @@
-"""Who sends a request: the single user's key, or a signed token."""
+"""Authentication of requests: by the single user's API key, or by a signed bearer token (JWT)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidebox.errors import Unauthorized
 from tidebox.model.principal import ADMIN_ROLE, Principal
 
 LOCAL_USER = "local"
-"""Who holds the key; no token may be made out to this name."""
+"""The user who holds the API key; no token may be issued to this name."""
 _LOCAL = Principal(LOCAL_USER, frozenset({ADMIN_ROLE}))
 # More than any token needs, and little enough to be parsed without thinking.
 _MAX_CREDENTIAL_BYTES = 8192
@@ -19,7 +19,7 @@ TokenVerifier = Callable[[str], Principal]
 
 
 class Authenticator:
-    """Knows the key, and how tokens are verified where they are accepted."""
+    """Verifies the credentials of requests: the API key, and tokens where they are accepted."""
 
     def __init__(self, api_key: str, verify_token: TokenVerifier | None = None) -> None:
         self._key_digest = _digest(api_key.encode())

@@ -37,7 +37,7 @@ _HOST = re.compile(rb"[A-Za-z0-9._~%:\[\]-]*")
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """HTTP/1.1."""
+    """One HTTP/1.1 connection, with limits on size, time and number of what an unauthenticated client sends."""
 
     server_state: ConnectionState
     _in_head = True
@@ -166,13 +166,13 @@ class BoundedHttp(HttpToolsProtocol):
             self._arm(HEAD_SECONDS, self.transport.abort)
 
     def _rest(self) -> None:
-        """Wait for the next request, which uvicorn gives up in time."""
+        """Note the connection as idle until the next request; uvicorn's keep-alive timeout bounds that."""
         if not self.transport.is_closing():
             self._disarm()
             self.server_state.admission.idle(self.transport)
 
     def _look(self) -> None:
-        """See whether the client still does its part of the request in progress."""
+        """Check for a stalled client: one that neither sends its body nor reads its answer."""
         running = self._running
         if running is None or self.transport.is_closing():
             return
@@ -260,7 +260,7 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class _PacedFlow(FlowControl):
-    """uvicorn asks for more of a body, or for none, and the pacer sees to it."""
+    """uvicorn's flow control of request bodies, carried out by the paced reader."""
 
     def __init__(self, transport: asyncio.Transport, pacer: PacedReader, waiting: Sized) -> None:
         super().__init__(transport)
@@ -277,7 +277,7 @@ class _PacedFlow(FlowControl):
 
 
 def _give_up(cycle: RequestResponseCycle) -> None:
-    """Tell whoever answers the request that nobody waits for it."""
+    """Tell the app that the client of a request is disconnected."""
     cycle.disconnected = True
     cycle.message_event.set()
 

@@ -1,6 +1,7 @@
-"""uvicorn's WebSocket with bounds: how much of a turn of the loop a client takes, and what it may send as a stranger.
+"""uvicorn's WebSocket with bounds: how much of a turn of the loop a client takes, and what it may send unauthenticated.
 
-Before the upgrade is accepted nothing is parsed. From then on a client is a stranger until its surface knows a caller.
+Before the upgrade is accepted nothing is parsed. From then on a client is a stranger until its surface has
+authenticated a caller.
 """
 
 from __future__ import annotations

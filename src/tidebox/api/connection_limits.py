@@ -1,4 +1,4 @@
-"""Which connections are open at all: so many, so many of one address, and idle ones only while there is room."""
+"""Connection limits: so many in all, so many of one address, and idle ones only while there is room."""
 
 from __future__ import annotations
 
@@ -67,21 +67,21 @@ class ConnectionLimiter:
         return True
 
     def idle(self, transport: asyncio.Transport) -> None:
-        """Note that no request is in progress on it."""
+        """Note that no request is in progress on a connection."""
         name = self._names.get(transport)
         if name is not None:
             self._idle[transport] = None
             self._peers[name].idle[transport] = None
 
     def busy(self, transport: asyncio.Transport) -> None:
-        """Note that it is in use."""
+        """Note that a request is in progress on a connection."""
         name = self._names.get(transport)
         if name is not None:
             self._idle.pop(transport, None)
             self._peers[name].idle.pop(transport, None)
 
     def leave(self, transport: asyncio.Transport) -> None:
-        """Forget it; it was closed, or never admitted."""
+        """Stop counting a connection, which was closed or never admitted."""
         self.busy(transport)
         name = self._names.pop(transport, None)
         if name is not None:
@@ -108,7 +108,7 @@ class ConnectionLimiter:
 
 
 def _name(address: str) -> str:
-    """What connections are counted by: the address, of IPv6 the network that one site has at least."""
+    """Return the key that connections are counted by: the IPv4 address, or the /64 network of an IPv6 address."""
     if ":" not in address:
         return address
     found = ipaddress.IPv6Address(address.partition("%")[0])
@@ -120,14 +120,14 @@ def _name(address: str) -> str:
 class RefusalLog:
     """Writes that clients were refused before they had made a request: one line for each reason and time.
 
-    A stranger can be refused as often as it likes, and must not fill the disk by that.
+    An unauthenticated client can be refused any number of times, and must not fill the disk by that.
     """
 
     def __init__(self) -> None:
         self._suppressed: dict[str, int] = {}
 
     def note(self, reason: str, address: str) -> None:
-        """Write it, or count it; ``reason`` is one of a few."""
+        """Log or count a refusal; ``reason`` is one of a few."""
         if reason in self._suppressed:
             self._suppressed[reason] += 1
             return
@@ -136,7 +136,7 @@ class RefusalLog:
         asyncio.get_running_loop().call_later(LINE_SECONDS, self._count, reason)
 
     def close(self) -> None:
-        """Write what was counted until now."""
+        """Log the refusals that were only counted so far."""
         for reason in list(self._suppressed):
             self._count(reason)
 
@@ -147,7 +147,7 @@ class RefusalLog:
 
 
 class ConnectionState(ServerState):
-    """What the connections of one listener share."""
+    """State that the connections of one listener share."""
 
     def __init__(self, admission: ConnectionLimiter) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class ConnectionState(ServerState):
 
 
 def connection_state(settings: Settings) -> ConnectionState:
-    """With as many connections as the settings say, and as leave the server descriptors for itself."""
+    """Make the state with the limits of the settings, leaving the server enough file descriptors for itself."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors = _UNLIMITED if soft == resource.RLIM_INFINITY else soft
     most = min(settings.max_connections, descriptors - descriptors // _RESERVED_SHARE)

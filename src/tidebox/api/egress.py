@@ -1,4 +1,4 @@
-"""The network that requests ask for: how it is written, and what becomes of it."""
+"""Egress in requests: its schema, and the allow-list that a request gets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class HeaderRuleRequest(BaseModel):
 
 
 class EgressRequest(BaseModel):
-    """What programs may reach, within what the server allows; without hosts, cidrs and ips all of that."""
+    """An egress allow-list, within what the server allows; without hosts, cidrs and ips all of that."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -77,12 +77,12 @@ class EgressRequest(BaseModel):
     )
 
     def ask(self) -> EgressAsk:
-        """What is asked for; raises ``InvalidRequest``."""
+        """Return the egress that is asked for; raises ``InvalidRequest``."""
         return read_ask(self.model_dump(exclude_none=True, exclude_unset=True))
 
 
 def asked_egress(body: Any) -> EgressAsk | None:
-    """What a request with a ``spec_version`` asks for."""
+    """Return the egress that a request with a ``spec_version`` asks for."""
     if body.egress is None:
         return None
     if body.spec_version < EGRESS_SINCE:
@@ -92,13 +92,13 @@ def asked_egress(body: Any) -> EgressAsk | None:
 
 
 def user_of(caller: Caller) -> Requester:
-    """Who asks."""
+    """Return the caller as the planner's user."""
     return Requester(caller.principal.user, owner=caller.principal.user == LOCAL_USER)
 
 
 @contextlib.contextmanager
 def audited_refusals(services: Services, caller: Caller) -> Iterator[None]:
-    """Write down that somebody asked for a secret that is not theirs to use."""
+    """Record in the audit log that a caller asked for a secret that they may not use."""
     try:
         yield
     except Forbidden as error:
@@ -109,7 +109,7 @@ def audited_refusals(services: Services, caller: Caller) -> Iterator[None]:
 def sandbox_egress(
     services: Services, caller: Caller, network: str | None, egress: EgressRequest | None
 ) -> BoxEgress | None:
-    """What a sandbox that is made for a request may reach."""
+    """Decide the egress of a sandbox that is made for a request."""
     runtime = services.runtimes.named(services.policy.default_runtime)
     ask = egress.ask() if egress is not None else None
     with audited_refusals(services, caller):

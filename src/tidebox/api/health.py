@@ -12,7 +12,7 @@ DRAINING = (HTTPStatus.SERVICE_UNAVAILABLE, b'{"status":"draining"}')
 
 
 class HealthEndpoint:
-    """Answers from what the server says of itself."""
+    """Answers with whether the server takes work or drains."""
 
     def __init__(self) -> None:
         self.draining = False

@@ -1,4 +1,4 @@
-"""An app that takes long to load is loaded beside the server's work."""
+"""Lazy loading of an ASGI app: in a thread, while the server goes on with its work."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ AnApp = TypeVar("AnApp", bound=App)
 
 
 class LazyApp(Generic[AnApp]):
-    """Stands for an app that a thread makes; requests that come earlier wait for it."""
+    """An ASGI app that a thread loads; requests that come earlier wait for it."""
 
     def __init__(self, make: Callable[[], AnApp]) -> None:
         self._make = make
         self._made: asyncio.Future[AnApp] | None = None
 
     def load(self) -> asyncio.Future[AnApp]:
-        """Begin to make it; once."""
+        """Begin to load the app, unless that was begun before."""
         if self._made is None:
             self._made = asyncio.get_running_loop().run_in_executor(None, self._make)
         return self._made
 
     async def loaded(self) -> AnApp:
-        """The app, as soon as it is made."""
+        """Return the app as soon as it is loaded."""
         # Shielded: a client that leaves must not take the app of all others along.
         return await asyncio.shield(self.load())
 

@@ -1,4 +1,4 @@
-"""How many logs each user follows, over whatever connection: each costs the server one for as long as it lasts."""
+"""The quota of logs that each user follows at a time, by WebSocket or HTTP: each keeps a connection of the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidebox.errors import QuotaExceeded
 
 
 class LogFollowerQuota:
-    """Counts them, and lets nobody have more than his share."""
+    """Counts the logs that each user follows, and refuses more than the quota."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -18,7 +18,7 @@ class LogFollowerQuota:
 
     @contextlib.contextmanager
     def one_more(self, user: str) -> Iterator[None]:
-        """One for as long as this lasts; raises ``QuotaExceeded``."""
+        """Count one followed log within this context; raises ``QuotaExceeded``."""
         held = self._open[user]
         if held >= self._limit:
             raise QuotaExceeded(
@@ -28,4 +28,4 @@ class LogFollowerQuota:
         try:
             yield
         finally:
-            self._open -= Counter([user])  # which forgets whoever has none
+            self._open -= Counter([user])  # which forgets users who have none

@@ -28,7 +28,7 @@ USER = "tidebox.user"
 
 
 class McpApp(Protocol):
-    """What serves the protocol."""
+    """The ASGI app of the MCP server, with its sessions."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
@@ -41,7 +41,7 @@ MakeMcp = Callable[[App], McpApp]
 
 
 class McpSurface:
-    """Loaded by the first request for it: most servers never see one, and it is larger than all the rest."""
+    """The MCP surface. The first request loads it: most servers never see one, and it is larger than all the rest."""
 
     def __init__(self, make: Callable[[], McpApp]) -> None:
         self._make = make
@@ -99,7 +99,7 @@ async def _checked(receive: Receive) -> Receive:
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            return receive  # gone; whoever reads on is told so
+            return receive  # disconnected; a reader of more is told so
         body += message.get("body", b"")
         more = message.get("more_body", False)
     check_values(body)

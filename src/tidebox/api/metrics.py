@@ -34,7 +34,7 @@ _WAITS = (0.001, 0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 120)
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What can be read off at any moment."""
+    """Gauges: levels that can be read at any moment."""
 
     active: int
     queued: int
@@ -53,7 +53,7 @@ class Levels:
 
 
 class ServerMetrics(RunMetrics):
-    """Counts, and shows what was counted."""
+    """The Prometheus metrics of the server: counters, histograms and gauges, and the endpoint that shows them."""
 
     def __init__(self, runtime: str, read_levels: Callable[[], Levels]) -> None:
         self._read_levels = read_levels
@@ -205,7 +205,7 @@ class ServerMetrics(RunMetrics):
         self._egress_seen.labels(self._runtime, outcome, reason or "").inc()
 
     def transferred(self, usage: EgressUsage) -> None:
-        """So much went over the network for a program that is over."""
+        """Count the network usage of a program that is over."""
         self._egress_connections.labels(self._runtime, "allowed").inc(usage.connections)
         self._egress_connections.labels(self._runtime, "denied").inc(usage.denied)
         self._egress_bytes.labels(self._runtime, "sent").inc(usage.sent)
@@ -216,7 +216,7 @@ class ServerMetrics(RunMetrics):
         self._sessions.labels(self._runtime).inc()
 
     def logged(self, size: int) -> None:
-        """So many bytes of output were put into a log."""
+        """Count bytes of output that were put into a log."""
         self._log_bytes.labels(self._runtime).inc(size)
 
     def truncated(self, reason: str) -> None:
@@ -233,7 +233,7 @@ class ServerMetrics(RunMetrics):
         self._upload_files.labels(kind).inc(files)
 
     def artifacts_kept(self, size: int) -> None:
-        """So many bytes of artifacts were kept."""
+        """Count bytes of artifacts that were stored."""
         self._artifact_bytes.labels(self._runtime).inc(size)
 
     def heartbeat_sent(self, component: str) -> None:
@@ -256,7 +256,7 @@ class ServerMetrics(RunMetrics):
             self._closed.labels(surface).inc()
 
     def collect(self) -> Iterable[Metric]:
-        """What the registry asks for when it is read."""
+        """Yield the gauges, for the registry."""
         levels = self._read_levels()
         yield GaugeMetricFamily("sandbox_runs_active", "Programs that run now.", levels.active)
         yield GaugeMetricFamily("sandbox_queue_length", "Programs that wait for their turn.", levels.queued)

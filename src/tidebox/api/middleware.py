@@ -1,4 +1,4 @@
-"""What every request passes through before a surface sees it. Plain ASGI: nothing here touches a WebSocket's frames."""
+"""Middleware before the surfaces: request log, CORS, body limits. Plain ASGI: no WebSocket frame is touched here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INTERNAL_ERROR = 1011  # RFC 6455, 7.4.1
 
 
 class RequestLog:
-    """Gives each request an id, answers what nobody else answered, and writes one line about it.
+    """Gives each request an id, answers errors that nothing else answered, and logs one line about it.
 
     The line has the path without its query: that is where signed URLs carry their token.
     """
@@ -44,7 +44,7 @@ class RequestLog:
         given = header(scope, b"x-request-id")
         sane = given is not None and _SANE_REQUEST_ID.fullmatch(given)
         request_id = given.decode() if given is not None and sane else new_id("req")
-        # Known from the first moment on: whoever refuses a request does so in the words of whom it was meant for.
+        # Known from the first moment on: a refusal is spelled in the dialect of the surface that was meant.
         surface = find_surface(self._surfaces, scope)
         context = RequestContext(
             request_id,
@@ -111,7 +111,7 @@ def _write_line(scope: Scope, context: RequestContext, seconds: float) -> None:
 
 
 class OriginGuard:
-    """Refuses what a web page of a stranger sends, and lets pages of allowed origins read the answers.
+    """Refuses requests of web pages of other origins (CSRF), and lets allowed origins read the answers (CORS).
 
     A browser sends the header; a program does not, and is not asked for it.
     """
@@ -200,7 +200,7 @@ class BodyLimit:
                 refused = True
                 if not context_of(scope).status:
                     await self._refuse(scope, send, limit)
-            # Whoever reads the rest of the body is told that there is nobody to read it for.
+            # A reader of the rest of the body is told that the client is gone.
             return {"type": "http.disconnect"} if refused else message
 
         async def unless_refused(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI cannot know of the server is added to it."""
+"""The OpenAPI document: FastAPI's, with authentication and the routes that FastAPI does not know."""
 
 from __future__ import annotations
 

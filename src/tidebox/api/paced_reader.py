@@ -1,4 +1,4 @@
-"""How fast what clients send is parsed: in pieces, and in each turn of the event loop only for so long.
+"""Pacing of parsers: received bytes are parsed in pieces, and in each turn of the event loop only for so long.
 
 One read may bring 256 KiB, which are forty thousand empty frames. Parsed in one go they would stop everybody else.
 """
@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 PIECE_BYTES = 2048
-"""What is parsed before it is looked at the clock, and at whether the reader of the messages wants more."""
+"""The piece that is parsed between two looks at the clock and at whether the reader of the messages wants more."""
 TURN_SECONDS = 0.002
-"""What one connection may take of a turn of the loop, but for the rest of a piece."""
+"""The time that one connection may take of a turn of the loop, but for the rest of a piece."""
 # After a piece that took so little, as of a long body, the next may be twice as long; up to a length.
 _QUICK_SECONDS = 0.0001
 _LONGEST_PIECE_BYTES = 8 * PIECE_BYTES
@@ -56,7 +56,7 @@ class PacedReader:
         self._stopped = True
 
     def go_on(self) -> None:
-        """Parse again, from the next turn of the loop on."""
+        """Go on parsing, from the next turn of the loop on."""
         self._stopped = False
         if self._held:
             self._schedule()

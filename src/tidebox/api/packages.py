@@ -1,4 +1,4 @@
-"""Packages that requests ask for: how they are written, and by whom they may be."""
+"""Packages in requests: their schema, and the policy of who may ask for which."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ class PackagesRequest(BaseModel):
 
 
 def allowed_packages(services: Services, caller: Caller, asked: PackagesRequest | None) -> Packages:
-    """What is asked for, where the caller may; raises ``InvalidRequest`` and ``PackageForbidden``."""
+    """Return the packages of a request, if the caller may have them.
+
+    Raises ``InvalidRequest`` and ``PackageForbidden``.
+    """
     packages = make_packages(asked.python, asked.node) if asked is not None else NO_PACKAGES
     check_packages(services, caller, packages)
     return packages
 
 
 def check_packages(services: Services, caller: Caller, packages: Packages) -> None:
-    """Refuse packages that the caller may not ask for, and write down that they did."""
+    """Refuse packages that the caller may not ask for, and record it in the audit log."""
     if not packages:
         return
     owner = caller.principal.user == LOCAL_USER

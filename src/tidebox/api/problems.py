@@ -24,7 +24,7 @@ _CODES = {400: "invalid_request", 413: "payload_too_large", 422: "invalid_reques
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiProblem:
-    """An error as clients see it."""
+    """An error answer: status, code, message and details."""
 
     status: int
     code: str
@@ -35,7 +35,7 @@ class ApiProblem:
 
 
 def of_error(error: BaseException) -> ApiProblem:
-    """What to say of ``error``; nothing of what an unexpected one holds."""
+    """Return the answer to ``error``; it tells nothing of the content of an unexpected one."""
     if not isinstance(error, TideboxError):
         error = InternalError("something failed that should not have; the server's log has the rest")
     headers: list[tuple[bytes, bytes]] = []
@@ -62,7 +62,7 @@ def of_status(
     details: Mapping[str, Any] | None = None,
     headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> ApiProblem:
-    """What to say where only an HTTP status is known."""
+    """Return the answer of an HTTP status without an error of ours."""
     phrase = HTTPStatus(status).phrase
     return ApiProblem(
         status=status,

@@ -1,4 +1,4 @@
-"""Parts of what is downloaded: one range of bytes, as RFC 9110 has them, or all."""
+"""HTTP range requests (RFC 9110): one range of bytes, or all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ByteRange(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many bytes."""
+        """The number of bytes."""
         return self.end - self.start
 
     def content_range(self, size: int) -> str:

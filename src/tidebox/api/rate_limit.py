@@ -1,4 +1,4 @@
-"""How many requests a user may send. Those with the single-user key are not counted."""
+"""Rate limiting of users' requests. Those with the single-user key are not counted."""
 
 from __future__ import annotations
 

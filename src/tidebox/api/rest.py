@@ -1,4 +1,4 @@
-"""The routes with models and a description: FastAPI, whose own errors come in the server's one envelope too."""
+"""The FastAPI apps of REST routes: FastAPI, whose own errors come in the server's one envelope too."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def _on_status(request: Request, error: Exception) -> Response:
 
 
 def _field(found: Any) -> dict[str, str]:
-    """Where it is wrong and how; never what was sent, which may be a secret."""
+    """Describe a validation error: the field and the problem, never the value, which may be a secret."""
     where: Sequence[int | str] = found["loc"]
     if found["type"] == "json_invalid":
         return {"field": "body", "problem": f"not valid JSON at position {where[-1]}"}

@@ -1,4 +1,4 @@
-"""REST routes in parts, one for each surface: a request waits only until the part that serves it is loaded.
+"""REST apps, one for each surface: a request waits only until the part that serves it is loaded.
 
 FastAPI takes a long time to make an app of routes, most of which a server without a browser or an admin never needs.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RestApps:
-    """The apps of all surfaces that have routes; itself the app of paths that are nobody's, and of the description."""
+    """The FastAPI apps of all surfaces with routes; itself the app of unknown paths, and of the OpenAPI document."""
 
     def __init__(self, services: Services, surfaces: Sequence[Surface]) -> None:
         self._parts: list[tuple[Surface, LazyApp[FastAPI]]] = []
@@ -40,11 +40,11 @@ class RestApps:
         return replace(surface, app=part)
 
     async def load_first(self) -> None:
-        """Load the surfaces that are wanted as soon as the server is up."""
+        """Load the surfaces that are marked as ``first``."""
         await self._load([part for surface, part in self._parts if surface.first])
 
     async def load(self) -> None:
-        """Load every part, those that are wanted first before the others."""
+        """Load every app, those of ``load_first`` before the others."""
         await self.load_first()
         await self._load([part for _, part in self._parts])
         await asyncio.wait((self._rest.load(),))

@@ -1,4 +1,4 @@
-"""What the REST routes of all surfaces share: who asks, what they work with, and how they answer."""
+"""FastAPI dependencies of the REST routes of all surfaces: caller, services, idempotency key, errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidebox.protocols.documents import check_values
 
 
 class ErrorBody(BaseModel):
-    """What went wrong."""
+    """An error: its code, message and details."""
 
     code: str
     message: str
@@ -51,7 +51,7 @@ _ERRORS = {
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """How a route is described whose errors are these, and those that every route has."""
+    """Return the OpenAPI responses of a route with these error statuses and those that every route has."""
     found: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, 400, 401, 429, 431, 503}):
         found[status] = {"model": ErrorEnvelope, "description": _ERRORS[status]}
@@ -81,7 +81,7 @@ async def _admin(request: Request) -> Caller:
 
 
 async def once_each(request: Request) -> None:
-    """Refuse a query that says something twice: whoever looks at it next might take the other one."""
+    """Refuse a query that repeats a parameter: another reader of it might take the other value."""
     if request.scope["query_string"]:
         names = [name for name, _ in request.query_params.multi_items()]
         if len(set(names)) < len(names):
@@ -104,7 +104,7 @@ IdempotencyKey = Annotated[
 
 
 def claim_of(endpoint: str, caller: Caller, key: str | None, body: Any) -> Claim | None:
-    """The claim of a request that has an idempotency key."""
+    """Make the idempotency claim of a request that has an idempotency key."""
     if key is None:
         return None
     return Claim(endpoint, caller.principal.user, key, fingerprint(body))
@@ -114,7 +114,7 @@ class DocumentRoute(APIRoute):
     """A route whose body is a JSON document with a bounded number of values."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What serves the route."""
+        """Return the handler of the route, behind the check of its body."""
         serve = super().get_route_handler()
         if self.body_field is None:
             return serve

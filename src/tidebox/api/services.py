@@ -1,4 +1,4 @@
-"""What surfaces work with, put together once by the server."""
+"""The services that surfaces use, put together once by the server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What surfaces work with."""
+    """The broker, policy, credentials and limits that surfaces use."""
 
     settings: Settings
     broker: Broker

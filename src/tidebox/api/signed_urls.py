@@ -1,4 +1,4 @@
-"""Signed URLs of log streams: whoever has one may read that stream until it expires, without another credential."""
+"""Signed URLs of log streams: bearer URLs (HMAC) that let one stream be read until they expire."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_EXPIRY_LENGTH = 64
 
 
 class UrlSigner:
-    """Makes signed URLs, and tells whether one was made here."""
+    """Signs and verifies URLs of log streams."""
 
     def __init__(self, secret: str, *, ttl: float, enabled: bool = True) -> None:
         self._key = hmac.digest(secret.encode(), _CONTEXT, hashlib.sha256)
@@ -28,7 +28,7 @@ class UrlSigner:
         self._enabled = enabled
 
     def url(self, base: str, run_id: str, *, from_seq: int | None = None) -> str:
-        """Where the log of a run can be read; ``base`` is the server's address as its client sees it."""
+        """Return the URL of a run's log stream; ``base`` is the server's address as its client sees it."""
         query: dict[str, str | int] = {}
         if self._enabled:
             expires = math.ceil(time.time() + self._ttl)

@@ -1,4 +1,4 @@
-"""A surface: one protocol that the server speaks, with everything the front has to know of it."""
+"""A surface: one protocol that the server speaks, as the router and middleware see it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Surface:
     """Whether requests that succeed are left out of the log: something asks every few seconds."""
 
     def body_limit(self, path: str, default: int) -> int | None:
-        """How many bytes the body of a request may have; None for any number."""
+        """Return the most bytes that the body of a request may have; None for any number."""
         return next((limit for pattern, limit in self.body_limits.items() if pattern.fullmatch(path)), default)
 
 

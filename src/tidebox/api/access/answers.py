@@ -17,20 +17,20 @@ from tidebox.protocols.access import PROTOCOL_VERSION, REFRESH
 
 
 def _addresses(request: Request, services: Services, elsewhere: str | None) -> tuple[str, str]:
-    """Where a sandbox is used: at this server, or at another one."""
+    """Return the HTTP and WebSocket base addresses of a sandbox's dataplane, here or at another server."""
     http = (elsewhere or base_url(request.scope, services.settings.public_url)).rstrip("/")
     return http, http.replace("http", "ws", 1)
 
 
 class Dataplane(BaseModel):
-    """Where the dataplane is."""
+    """The addresses of the dataplane."""
 
     http_base_url: str
     ws_base_url: str
 
 
 class Sandbox(BaseModel):
-    """Where a sandbox is reached."""
+    """A sandbox and its addresses."""
 
     id: str
     provider: str
@@ -72,7 +72,7 @@ class BindingList(Page[BindingShown]):
 
 
 class PolicyShown(BaseModel):
-    """How long a sandbox lives."""
+    """The lifetime of a sandbox."""
 
     idle_timeout_seconds: Quantity
     hard_ttl_seconds: Quantity

@@ -1,4 +1,4 @@
-"""What the routes of both protocols share: the audit of every call, and errors that only they have."""
+"""Audit records of access calls, and the error responses that only access routes have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STARTING: dict[int | str, dict[str, Any]] = {
 
 
 class AuditedCall:
-    """What the audit log will say of a call."""
+    """The fields of one call's audit record, collected while it is served."""
 
     def __init__(self, caller: Caller | None, **fields: Any) -> None:
         self.caller = caller
@@ -43,7 +43,7 @@ class AuditedCall:
 
 @asynccontextmanager
 async def audited(services: Services, event: str, caller: Caller | None, **fields: Any) -> AsyncIterator[AuditedCall]:
-    """Record a call and how it ended. A caller who proves himself on the way is put into the call."""
+    """Record a call and how it ended. A caller who is authenticated on the way is put into the call."""
     call = AuditedCall(caller, **{name: value for name, value in fields.items() if value is not None})
     outcome = "internal_error"
     try:

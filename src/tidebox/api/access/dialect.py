@@ -34,7 +34,7 @@ _UNAVAILABLE = frozenset(
 
 
 def dialect_of(scope: Scope) -> Callable[[ApiProblem], ApiProblem] | None:
-    """How errors of a request are spelled; those of the keys as the server does."""
+    """Return the error dialect of a request; None for the JWKS, whose errors are spelled as the server does."""
     path: str = scope["path"]
     if path == JWKS:
         return None

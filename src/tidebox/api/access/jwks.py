@@ -21,7 +21,7 @@ router = APIRouter(tags=["access"], route_class=DocumentRoute)
     summary="The keys that verify tokens",
 )
 async def keys(response: Response, services: ServicesDep) -> JwksAnswer:
-    """What an external dataplane verifies tokens with. Needs no credential."""
+    """The public keys with which an external dataplane verifies tokens. Needs no credential."""
     response.headers["Cache-Control"] = "public, max-age=60"
     return JwksAnswer(**services.sandboxes.keys.jwks())
 

@@ -41,7 +41,7 @@ async def acquire(body: AcquireBody, request: Request, services: ServicesDep, ca
 
 
 def _scope(services: Services, caller: Caller, body: AcquireBody) -> Scope:
-    """What the sandbox is bound to: the server's choice, not the client's."""
+    """Choose the scope that the sandbox is bound to: the server's choice, not the client's."""
     settings = services.settings
     assistant = body.assistant_id
     if settings.scoping == "user":

@@ -1,4 +1,4 @@
-"""What requests for access look like."""
+"""Request bodies of the access protocols."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_SCOPE_ID_LENG
 
 
 class ScopeBody(BaseModel):
-    """What a sandbox is bound to."""
+    """The scope that a sandbox is bound to."""
 
     type: ScopeType
     id: Id
 
 
 class ActorBody(BaseModel):
-    """Who will use it."""
+    """The user of the sandbox."""
 
     type: ActorType
     id: Id | None = None
@@ -79,12 +79,12 @@ class RefreshBody(BaseModel):
 
 
 class ReleaseBody(BaseModel):
-    """Which sandbox is not needed any more."""
+    """The sandbox to release."""
 
     sandbox_id: Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
 class RotationBody(BaseModel):
-    """Which keys to give up."""
+    """Options of a key rotation."""
 
     emergency: bool = Field(False, description="Accept no token any more that was made before.")

@@ -1,4 +1,4 @@
-"""The normalized dataplane: programs, terminals and files of a live sandbox, for whoever holds a grant for it."""
+"""The normalized dataplane: programs, terminals and files of a live sandbox, for holders of a grant for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def make_surface(services: Services) -> Surface:
-    """The protocol as the front sees it. Tokens for sandboxes are checked by its app, some in a first frame."""
+    """Return the surface of the dataplane. Its app checks tokens for sandboxes, some in a first frame."""
     return Surface(
         name=SURFACE,
         matches=lambda scope: target_of(scope["path"]) is not None,

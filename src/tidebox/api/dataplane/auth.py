@@ -1,4 +1,4 @@
-"""Who may use a sandbox: whoever shows a token for it, in a header or in the first frame of a socket."""
+"""Authentication of the dataplane: a token for the sandbox, in a header or in the first frame of a socket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def header_token(scope: Scope) -> str | None:
 
 
 async def enter(gate: Gate, scope: Scope, target: DataplaneTarget, token: str) -> SandboxAccess:
-    """What the token gives access to; from now on it is known who asks."""
+    """Verify a token, note its holder as the caller, and return the access that it gives."""
     if len(token) > MAX_TOKEN_BYTES or not token.isascii():
         raise Unauthorized("the token is not valid")
     context = context_of(scope)

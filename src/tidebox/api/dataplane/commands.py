@@ -1,4 +1,4 @@
-"""What a client wants to run, as the box takes it."""
+"""Commands of clients, checked and in the form that a box takes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_command(
     env: Mapping[str, str] | None = None,
     terminal: tuple[int, int] | None = None,
 ) -> Command:
-    """A list is a program with its arguments, a text a line for the shell, and nothing a login shell."""
+    """Make the command: of a list, which is a program with its arguments, a text for the shell, or None: a login shell."""
     if command is None:
         argv: Sequence[str] = _LOGIN
     elif isinstance(command, str):

@@ -1,4 +1,4 @@
-"""What all sockets of the dataplane have in common: a token first, then frames, and an end that is told."""
+"""The base of the dataplane's WebSocket connections: a token first, then frames, and an end that is told."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PONG = text_of(Pong())
 
 
 class CloseConnection(Exception):
-    """The connection ends."""
+    """Raised to close the connection with a code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -38,7 +38,7 @@ class CloseConnection(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionServices:
-    """What every connection works with."""
+    """Services and limits that all connections share."""
 
     gate: Gate
     audit: Audit
@@ -49,7 +49,7 @@ class ConnectionServices:
 
 
 class DataplaneConnection(abc.ABC):
-    """One socket, from its upgrade to its end."""
+    """One WebSocket connection, from its upgrade to its end."""
 
     def __init__(self, shared: ConnectionServices, scope: Scope, target: DataplaneTarget, send: Send) -> None:
         self._shared = shared
@@ -60,7 +60,7 @@ class DataplaneConnection(abc.ABC):
         self._closing = False
 
     async def admit(self, token: str) -> None:
-        """Let a token in that came with the upgrade."""
+        """Authenticate with the token that came with the upgrade."""
         self._access = await enter(self._shared.gate, self._scope, self._target, token)
         await self._shared.rates.check(self._access.principal)
 
@@ -81,23 +81,23 @@ class DataplaneConnection(abc.ABC):
             await self._leave()
 
     async def _begin(self) -> None:
-        """The client may use the sandbox from now on."""
+        """Begin to serve the authenticated client; a hook for subclasses."""
         return
 
     @abc.abstractmethod
     async def _handle(self, request: Request) -> None:
-        """Do what a frame asks for, of those that not every socket takes."""
+        """Handle a frame of a type that not every socket takes."""
 
     @abc.abstractmethod
     async def _leave(self) -> None:
-        """The connection is over."""
+        """Release what the connection holds, at its end."""
 
     def _ends_with(self, error: TideboxError) -> int | None:
         """The code to close with after an error was told; None if the connection stays."""
         return None
 
     async def _introduce(self, receive: Receive) -> None:
-        """The first frame shows a token, and soon."""
+        """Authenticate by the first frame, which must come soon."""
         try:
             async with asyncio.timeout(AUTH_SECONDS):
                 message = await receive()
@@ -185,5 +185,5 @@ class DataplaneConnection(abc.ABC):
 
 
 def revoked() -> Unauthorized:
-    """What is said to whoever holds a token that is of no use any more."""
+    """Return the error for a token that was revoked."""
     return Unauthorized("the token was revoked")

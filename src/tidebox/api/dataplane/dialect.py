@@ -1,4 +1,4 @@
-"""What clients of the dataplane are told of errors: codes as the access protocol spells them, files by their errno."""
+"""Errors as the dataplane spells them: codes of the access protocol, and file errors by their errno."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FILE_CODES = {number: code for code, numbers in FILE_ERRORS.items() for number 
 
 
 def problem_of(error: BaseException) -> ApiProblem:
-    """What to say of ``error``."""
+    """Return the answer to ``error``."""
     problem = problems.of_error(error)
     if isinstance(error, FileOperationFailed):
         code = _FILE_CODES.get(error.errno or 0)
@@ -47,5 +47,5 @@ def words(problem: ApiProblem) -> ApiProblem:
 def status_problem(
     status: int, message: str | None = None, headers: tuple[tuple[bytes, bytes], ...] = ()
 ) -> ApiProblem:
-    """What to say where only an HTTP status is known."""
+    """Return the answer of an HTTP status without an error of ours."""
     return words(problems.of_status(status, message, headers=headers))

@@ -20,7 +20,7 @@ from tidebox.protocols.dataplane.routes import ExecAnswer, ExecRequest
 
 
 def seconds_of(timeout_ms: int | None, longest: float) -> float | None:
-    """How long a program may run, where that was said."""
+    """Return the timeout of a request in seconds; None if it has none."""
     if timeout_ms is None:
         return None
     if not 0 < timeout_ms <= longest * 1000:
@@ -31,7 +31,10 @@ def seconds_of(timeout_ms: int | None, longest: float) -> float | None:
 async def run(
     processes: ProcessTable, sandbox: LiveSandbox, request: ExecRequest, seconds: float, request_id: str
 ) -> tuple[Exit, ExecOutput]:
-    """Run a program to its end, and what it wrote; cancelling the call kills it. Output beyond the bound is dropped."""
+    """Run a program to its end, and return its exit and output.
+
+    Cancelling the call kills it. Output beyond the bound is dropped.
+    """
     command = make_command(request.command, cwd=request.cwd, env=request.env)
     stdin = (request.stdin or "").encode()
     reader = await processes.start(sandbox, command, capability=Capability.EXEC, request_id=request_id)
@@ -59,7 +62,7 @@ class ExecOutput:
         self._streams: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
 
     def add(self, piece: OutputPiece) -> None:
-        """Take what there is room for."""
+        """Add a piece of output, as far as there is room."""
         data = piece.data[: self._room]
         self._truncated |= len(data) < len(piece.data)
         self._room -= len(data)

@@ -16,7 +16,7 @@ TAG = "dataplane"
 SCHEME = "sandboxToken"
 
 _ABOUT = (
-    "Programs, terminals and files of a live sandbox, for whoever holds a token for it. The same routes are below "
+    "Programs, terminals and files of a live sandbox, for holders of a token for it. The same routes are below "
     "`/v1`, for the sandbox of the token, and below `/api/{sandbox_id}`. Sockets, which this format has no words for: "
     "`/v1/exec/ws`, `/v1/shell/ws`, `/v1/files/watch`, the same below `/api/{sandbox_id}`, and `/ws/{sandbox_id}`."
 )
@@ -42,7 +42,7 @@ _REF = "#/components/schemas/{name}"
 
 
 class _Operation(NamedTuple):
-    """What is said of a route beyond its messages."""
+    """The description of a route beyond its messages."""
 
     route: Route[Any, Any]
     summary: str

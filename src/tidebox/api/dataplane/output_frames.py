@@ -1,4 +1,4 @@
-"""A program as clients see it: its bytes as frames that lose none of them, and its end."""
+"""Encoding of a program's output and end as frames, without losing a byte."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class OutputRenderer:
         return made
 
     def flush(self) -> list[str]:
-        """What is held back, as it is."""
+        """Return frames for the bytes that are held back."""
         tail, self._tail = self._tail, b""
         return [self._frame(tail, None, self._offset)] if tail else []
 
@@ -65,7 +65,7 @@ class OutputRenderer:
 
 
 def shown_end(end: ProcessEnd) -> Exit:
-    """How a program ended, as clients are told."""
+    """Make the ``exit`` frame of a program that ended."""
     counted = end.exited.usage or {}
     cpu, memory = counted.get("cpu_us"), counted.get("memory_peak_bytes", counted.get("max_rss_bytes"))
     return Exit(

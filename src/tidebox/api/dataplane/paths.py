@@ -1,4 +1,4 @@
-"""Which paths are the dataplane's, and what they mean."""
+"""Parsing of the dataplane's paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UPLOAD_PATH = re.compile(r"/v1/files/upload|/api/sb-[a-z0-9]+/files/upload")
 
 
 class DataplaneTarget(NamedTuple):
-    """What a path of the dataplane means."""
+    """The operation, and maybe the sandbox, that a path names."""
 
     operation: str
     """The path below ``/v1``; empty for the socket of a sandbox, where any program may be started."""
@@ -21,7 +21,7 @@ class DataplaneTarget(NamedTuple):
 
 
 def target_of(path: str) -> DataplaneTarget | None:
-    """What is meant by a path; None if it belongs to another surface."""
+    """Parse a path; None if it belongs to another surface."""
     if path.startswith("/v1/"):
         rest = path[len("/v1/") :]
         return DataplaneTarget(rest, None) if rest in _OWN_PATHS or rest.startswith("files/") else None

@@ -166,7 +166,7 @@ class ProgramConnection(DataplaneConnection):
         try:
             await self._deliver_all(reader)
         except (OSError, RuntimeError):
-            pass  # as a server says that the connection is gone; whoever receives is told so as well
+            pass  # as a server says that the connection is gone; the receiving side is told so as well
         except Exception as error:
             _log.error("unexpected_failure", request_id=context_of(self._scope).request_id, exc_info=error)
             await self._close(INTERNAL_ERROR)
@@ -199,7 +199,7 @@ class ProgramConnection(DataplaneConnection):
         """Tell how much input the program takes: a client who counts never has so much under way that it is in the
         way of other frames."""
         taken = before
-        with contextlib.suppress(OSError, RuntimeError):  # whoever receives is told that the connection is gone
+        with contextlib.suppress(OSError, RuntimeError):  # the receiving side is told that the connection is gone
             while not process.over:
                 if (taken := await process.input_changed(taken)) > before and not process.over:
                     await self._say(text_of(InputTaken(taken - before)))

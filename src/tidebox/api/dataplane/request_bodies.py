@@ -1,4 +1,4 @@
-"""Bodies of requests as they arrive."""
+"""Request bodies, streamed as they arrive; files in multipart forms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILE_FIELD = b"file"
 
 
 class ClientDisconnected(Exception):
-    """The client is gone before the end of its body."""
+    """The client disconnected before the end of its body."""
 
 
 class RequestBody:
@@ -28,7 +28,7 @@ class RequestBody:
         """Whether the client left before the end."""
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The bytes; raises ClientLeft where they end too soon."""
+        """The bytes; raises ClientDisconnected where they end too soon."""
         async for chunk in self.while_it_lasts():
             yield chunk
         if self.cut_off:
@@ -47,7 +47,7 @@ class RequestBody:
             more = message.get("more_body", False)
 
     async def whole(self, limit: int) -> bytes:
-        """All of it."""
+        """Return the whole body; raises PayloadTooLarge beyond ``limit`` bytes."""
         content = bytearray()
         async for chunk in self.chunks():
             content += chunk
@@ -87,7 +87,7 @@ async def form_file(content_type: bytes, chunks: AsyncIterator[bytes]) -> AsyncG
 
 
 class _FormFileParser:
-    """Finds one part among those of a form."""
+    """Finds the file among the parts of a multipart form."""
 
     def __init__(self, boundary: bytes) -> None:
         if not boundary:
@@ -114,7 +114,7 @@ class _FormFileParser:
             raise InvalidRequest(f"not a form: {error}", field="content-type") from None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """What of ``data`` belongs to the part."""
+        """Parse ``data``, and return the pieces of it that belong to the file."""
         self._pieces = []
         try:
             self._parser.write(data)

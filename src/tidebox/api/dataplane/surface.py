@@ -1,4 +1,4 @@
-"""The doors of the dataplane: paths and methods, and what each of them asks of a token."""
+"""The dataplane's routes: the operations, and the capability that each needs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Exchange:
 
     @property
     def request_id(self) -> str:
-        """What it is called in logs."""
+        """The request id, as in logs."""
         return context_of(self.scope).request_id
 
     def use(self) -> AbstractAsyncContextManager[SandboxOperations]:
@@ -79,16 +79,16 @@ class Exchange:
         await self.body(text)
 
     async def tell(self, content: msgspec.Struct) -> None:
-        """The same, of something that the audit log tells too."""
+        """Send the whole answer, and put it into the audit record as well."""
         self.fields = msgspec.to_builtins(content)
         await self.answer(content)
 
     def asked(self, kind: type[_Asked]) -> _Asked:
-        """What a request says in its query."""
+        """Parse the query of the request as ``kind``."""
         return from_fields(kind, self.query)
 
     async def described(self, kind: type[_Asked]) -> _Asked:
-        """What a short request says, in its body or in its query."""
+        """Parse a short request as ``kind``, from its JSON body or its query."""
         content = await RequestBody(self.receive).whole(_MAX_FIELDS_BYTES)
         try:
             found = msgspec.json.decode(content, type=dict[str, Any]) if content else {}
@@ -103,7 +103,7 @@ Serve = Callable[["DataplaneSurface", Exchange], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataplaneLimits:
-    """What clients may ask for."""
+    """Limits on requests of clients."""
 
     default_seconds: float
     """How long a program of ``exec`` runs that says nothing else."""

@@ -65,7 +65,7 @@ class WatchConnection(DataplaneConnection):
         raise Conflict("on this connection changes are told, and nothing is started")
 
     async def _tell_changes(self, watch: Watch) -> None:
-        """Until the directory, the sandbox or the token's time is over."""
+        """Send changes until the directory, the sandbox or the token's time is over."""
         try:
             while changes := await self._changes(watch):
                 for start in range(0, len(changes), _AT_ONCE):
@@ -78,7 +78,7 @@ class WatchConnection(DataplaneConnection):
         except TideboxError as error:
             await self._end(error)
         except (OSError, RuntimeError):
-            pass  # as a server says that the connection is gone; whoever receives is told so as well
+            pass  # as a server says that the connection is gone; the receiving side is told so as well
         except Exception as error:
             _log.error("unexpected_failure", request_id=context_of(self._scope).request_id, exc_info=error)
             await self._close(INTERNAL_ERROR)

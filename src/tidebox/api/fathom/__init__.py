@@ -12,7 +12,7 @@ PATH = "/ws"
 
 
 def make_surface(services: Services) -> Surface:
-    """The protocol as the front sees it."""
+    """Return the surface of the Fathom protocol."""
     return Surface(
         name="fathom",
         matches=lambda scope: scope["path"] == PATH,

@@ -1,4 +1,4 @@
-"""What the sandbox says: every frame it sends, as the text that goes on the wire."""
+"""Encoding of the messages that the server sends: one function for each type, returning the text of a frame."""
 
 from __future__ import annotations
 
@@ -47,35 +47,35 @@ timestamp = _Clock()
 
 
 def ack(id: str) -> str:
-    """The request was received; nothing of it has started."""
+    """Encode ``ack``: the request was received, and nothing of it has started."""
     return _text(Ack(VERSION, id, timestamp()))
 
 
 def status(id: str, status: Status) -> str:
-    """The execution is in another state now."""
+    """Encode ``status``: the execution changed its state."""
     return _text(StatusChange(VERSION, id, status, timestamp()))
 
 
 def output(id: str, stream: StreamName, data: str) -> str:
-    """What the program wrote."""
+    """Encode ``stdout`` or ``stderr``: a piece of output."""
     kind = Stdout if stream == "stdout" else Stderr
     return _text(kind(VERSION, id, data, timestamp()))
 
 
 def result(id: str, exit_code: int | None, duration_ms: int, usage: ResourceUsage) -> str:
-    """The execution is over; nothing follows."""
+    """Encode ``result``: the execution is over, and nothing follows."""
     return _text(Result(VERSION, id, exit_code, duration_ms, usage, timestamp()))
 
 
 def error(id: str | None, code: Code, message: str) -> str:
-    """A request was refused, or its execution cannot be completed."""
+    """Encode ``error``: a request was refused, or its execution cannot be completed."""
     # A message of ours may quote a file name, and that may be anything.
     text = message.encode("utf-8", "backslashreplace").decode()
     return _text(Error(VERSION, code, text, code in RETRYABLE, msgspec.UNSET if id is None else id, timestamp()))
 
 
 def pong(active: int, queued: int) -> str:
-    """The sandbox lives, and this is what it has to do."""
+    """Encode ``pong``, with the server's load."""
     return _text(Pong(VERSION, Load(active, queued), timestamp()))
 
 

@@ -42,7 +42,7 @@ _STATUS: dict[Outcome, Status] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FathomSettings:
-    """What each connection may do."""
+    """Settings and limits of every connection."""
 
     languages: Mapping[str, str]
     known: Languages
@@ -54,7 +54,7 @@ class FathomSettings:
 
 
 def error_code(error: TideboxError) -> Code:
-    """The protocol's word for an error of ours."""
+    """Return the protocol's error code for an error of ours."""
     if isinstance(error, Busy):
         return "SANDBOX_OVERLOADED"
     # A box starts nothing but the language's interpreter by itself.
@@ -64,7 +64,7 @@ def error_code(error: TideboxError) -> Code:
 
 
 class _ConnectedExecution:
-    """One execution as its connection sees it; also the sink of its events."""
+    """One execution of a connection; also the receiver of its events."""
 
     __slots__ = ("id", "execution", "_outbox", "_order", "_streams", "_over_by")
 
@@ -94,8 +94,10 @@ class _ConnectedExecution:
             self._outbox.put(answers.status(self.id, Status.RUNNING))
 
     async def _wait_for_reader(self) -> None:
-        """Hold the program up, but not longer than it may run: what is left of a dead one is little, and its slot is
-        somebody else's."""
+        """Apply back-pressure to the program, but not longer than it may run.
+
+        What is left to send of a dead one is little, and its slot is wanted by others.
+        """
         loop = asyncio.get_running_loop()
         while self._outbox.full and (seconds := self._over_by - loop.time()) > 0:
             await self._outbox.changed(seconds)
@@ -104,14 +106,14 @@ class _ConnectedExecution:
         self._over_by = min(self._over_by, asyncio.get_running_loop().time() + seconds)
 
     def cancel(self) -> None:
-        """Stop it; what it wrote is still sent."""
+        """Cancel the execution; output that it wrote before is still sent."""
         assert self.execution is not None
         self.execution.cancel()
         self._expect_end(_CANCEL_SECONDS)
         self._outbox.wake()
 
     def conclude(self) -> None:
-        """Say how it ended."""
+        """Send how the execution ended: its status, result or error."""
         assert self.execution is not None
         ending = self.execution.ended
         if isinstance(ending, Ending) and ending.not_started is not None:
@@ -200,7 +202,7 @@ class FathomConnection:
             self._outbox.put(answers.pong(load.active, load.queued))
 
     async def _execute(self, request: Execute) -> None:
-        # Whoever does not read what he has started starts nothing more.
+        # A client that does not read the output of its executions starts no more of them.
         while self._outbox.full:
             await self._outbox.changed()
         id = request.id
@@ -233,7 +235,7 @@ class FathomConnection:
         run.cancel()
 
     def _leave(self) -> None:
-        """The client is gone: its programs run on for the grace, unheard."""
+        """Leave the executions of a client that is gone to the orphan grace, without output."""
         self._outbox.close()
         if self._runs:
             asyncio.get_running_loop().call_later(self._terms.orphan_grace, self._cancel_orphans)

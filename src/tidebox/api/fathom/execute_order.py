@@ -1,4 +1,4 @@
-"""From an execute message to what the broker runs: every limit in its range, every size within its bound."""
+"""Translation of an ``execute`` message into an order for the broker, with every limit and size checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_OUTPUT_BYTES = MIB
 
 @dataclass(frozen=True, slots=True)
 class LimitRange:
-    """The whole numbers a limit may have, in the unit of its field."""
+    """The range of whole numbers that a limit may have, in the unit of its field."""
 
     low: int
     high: int
@@ -45,7 +45,7 @@ def make_order(
     known: Languages = BUILT_IN,
     compile_timeout: float = Limits().compile_timeout,
 ) -> Order:
-    """What to run; raises Refused. ``languages`` are those of ``known`` that there is an image for, with that."""
+    """Make the order for a request; raises RequestRefused. ``languages`` are those that have an image, with it."""
     if request.language not in languages:
         available = ", ".join(language.name for language in known if language.name in languages)
         message = f"Language {shown(request.language)} is not available in this sandbox; available: {available}"

@@ -1,8 +1,8 @@
-"""Frames on their way to one client.
+"""The send queue of one client's connection.
 
-Whoever has a frame puts it here and goes on; a task hands them to the transport, and waits with them while the client
-does not read. Output that is put faster than it leaves grows into longer frames instead of more. What is kept is
-bounded because those who produce look at ``full`` and wait.
+Producers put frames here and go on; a task hands them to the transport, and waits while the client does not read.
+Output that is put faster than it leaves is merged into longer frames instead of more. The queue is bounded because
+producers wait while it is ``full``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_BYTES = 1 << 20
 
 
 class _PendingOutput:
-    """Output of one stream that has not left yet."""
+    """Output of one stream that waits to be sent."""
 
     __slots__ = ("id", "stream", "parts", "size")
 
@@ -99,7 +99,7 @@ class Outbox:
         self._wake_writer()
 
     def close(self) -> None:
-        """The client is gone: drop everything and let everybody go on."""
+        """Drop all frames of a client that is gone, and wake every waiter."""
         self.closed = True
         self._queue.clear()
         self._size = 0
@@ -111,7 +111,7 @@ class Outbox:
         await self._changes.wait(seconds)
 
     def wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Wake every waiter."""
         self._changes.wake()
 
     def _wake_writer(self) -> None:
@@ -142,5 +142,5 @@ class Outbox:
         except (OSError, RuntimeError):
             pass  # as a server says that the connection is gone, or is being closed; the reader is told so as well
         finally:
-            # Whyever it ends: what is put from now on would wait for ever.
+            # Close on any exit: without a writer, later frames would never be sent.
             self.close()

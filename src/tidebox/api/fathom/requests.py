@@ -1,4 +1,4 @@
-"""What a client says: hostile text becomes a typed request, or a refusal that names the field."""
+"""Parsing of client messages: hostile text becomes a typed request, or a refusal that names the field."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RequestRefused(Exception):
 
 
 class _Envelope(msgspec.Struct):
-    """What can be said of a message that is no request."""
+    """The fields that identify a message which is not a valid request."""
 
     v: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     type: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -54,7 +54,7 @@ _PLACE = re.compile(r" - at `(?P<path>\$[^`]*)`$")
 
 
 def parse(text: str) -> Request:
-    """The request in a text frame; raises Refused."""
+    """The request in a text frame; raises RequestRefused."""
     try:
         request: Request = _decode_request(text)
     except msgspec.ValidationError as error:
@@ -110,7 +110,7 @@ def refuse_oversized(text: str, limit: int) -> NoReturn:
 
 
 def shown(value: str | int) -> str:
-    """What a client sent, short enough to be repeated to it."""
+    """Return a value that a client sent, short enough to be quoted in an error."""
     text = str(value)
     if len(text) > _SHOWN_CHARACTERS:
         text = text[:_SHOWN_CHARACTERS] + "…"
@@ -135,7 +135,7 @@ def _check_id(id: str) -> None:
 
 
 def _refuse(text: str, error: msgspec.ValidationError) -> NoReturn:
-    """Find out what is wrong with JSON that is no request: the envelope first, then the field the decoder named."""
+    """Raise the refusal for JSON that is no request: about the envelope first, then the field the decoder named."""
     try:
         envelope = _decode_envelope(text)
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""The protocol's door: a WebSocket upgrade becomes a session, or is refused in words."""
+"""The WebSocket upgrade of the protocol: its version is checked, and the connection is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a program's bytes to the text of frames."""
+"""Incremental UTF-8 decoding of a program's output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TextStream:
         self._decoder: codecs.IncrementalDecoder | None = None
 
     def feed(self, data: bytes) -> str:
-        """The text that is complete with ``data``."""
+        """Decode ``data``, and return the text that is complete with it."""
         if self._decoder is None:
             # Almost everything ends where a character does, and needs no state.
             try:
@@ -30,5 +30,5 @@ class TextStream:
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """What is left of a character that never became whole."""
+        """Return the replacement for a character that was cut off at the end."""
         return self._decoder.decode(b"", final=True) if self._decoder is not None else ""

@@ -1,4 +1,4 @@
-"""The interpreter service: sessions, runs, their files, logs and artifacts, and what an admin sees of them.
+"""The interpreter service: sessions, runs, their files, logs and artifacts, and the admin routes.
 
 Its routes are imported only when the server is up: FastAPI and its models take longer to load than everything else
 together.
@@ -25,7 +25,7 @@ _FORM_BYTES = 4 * MIB
 
 
 def make_surface(services: Services) -> Surface:
-    """The service's REST routes as the front sees them."""
+    """Return the surface of the service's REST routes."""
     settings = services.settings
     return Surface(
         name="rest",
@@ -46,7 +46,7 @@ def make_surface(services: Services) -> Surface:
 
 
 def make_admin_surface(services: Services) -> Surface:
-    """What an admin sees, apart from the rest of the service: few servers are ever asked for it."""
+    """Return the surface of the admin routes, loaded apart from the rest: few servers are ever asked for them."""
     return Surface(
         name="rest",
         matches=lambda scope: paths.is_admin(scope["path"]),
@@ -56,7 +56,7 @@ def make_admin_surface(services: Services) -> Surface:
 
 
 def make_stream_surface(services: Services) -> Surface:
-    """The logs of runs as they are made. Its app knows a caller by a credential, or by a signed URL."""
+    """Return the surface of live log streams, whose app authenticates by a credential or by a signed URL."""
     return Surface(
         name="interpreter",
         matches=lambda scope: paths.run_of_stream(scope["path"]) is not None,
@@ -104,7 +104,7 @@ def _lets_out(services: Services) -> bool:
 
 
 def _describe(document: dict[str, Any], services: Services) -> None:
-    """Name what this server is able to do."""
+    """Restrict enumerations in the OpenAPI document to what this server is able to do."""
     able = {
         "spec_version": list(services.policy.supported_spec_versions),
         "runtime": [info.name for info in services.runtimes.infos if info.available],

@@ -1,4 +1,4 @@
-"""What an admin sees: everybody's runs, keys, usage, metrics, audit."""
+"""Admin routes: everybody's runs, idempotency keys, usage, metrics and audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an admin sees: everybody's runs, keys, usage, metrics, audit."""
+"""Answers of the admin routes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class AdminRunList(Page[AdminRun]):
 
 
 class AdminArtifact(BaseModel):
-    """What an admin sees of an artifact."""
+    """An artifact in the admin's view of a run."""
 
     path: str
     size: int
@@ -128,7 +128,7 @@ class IdempotencyList(Slice[IdempotencyEntry]):
 
 
 class UserUsage(BaseModel):
-    """What a user has."""
+    """The storage that a user takes."""
 
     user_id: str
     artifact_bytes: int
@@ -146,7 +146,7 @@ class Window(BaseModel):
 
 
 class UsageTotals(BaseModel):
-    """What runs came to."""
+    """Totals of several runs."""
 
     runs: int
     completed: int
@@ -173,19 +173,19 @@ class UsageTotals(BaseModel):
 
 
 class RuntimeTotals(UsageTotals):
-    """What the runs on one runtime came to."""
+    """Totals of the runs on one runtime."""
 
     runtime: str
 
 
 class UserTotals(UsageTotals):
-    """What the runs of one user came to."""
+    """Totals of the runs of one user."""
 
     user_id: str
 
 
 class UsageSummary(BaseModel):
-    """What the runs created in a time came to."""
+    """Totals of the runs that were created in a time."""
 
     window: Window
     totals: UsageTotals
@@ -220,7 +220,7 @@ class Percentiles(BaseModel):
 
 
 class DayUsage(BaseModel):
-    """What one user had run on one day (UTC)."""
+    """Totals of one user's runs on one day (UTC)."""
 
     day: str
     user_id: str
@@ -229,7 +229,7 @@ class DayUsage(BaseModel):
 
 
 class SeriesAnswer(BaseModel):
-    """What happened to runs over a time, at some times in it."""
+    """A time series of runs."""
 
     window: Window
     complete: bool = Field(description="False where there were more runs than are looked at: then the newest count.")

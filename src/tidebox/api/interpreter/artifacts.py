@@ -82,7 +82,7 @@ class ArtifactList(BaseModel):
 
 
 class ArtifactsDeleted(BaseModel):
-    """What became of the artifacts of a run."""
+    """The deletion of a run's artifacts."""
 
     run_id: str
     deleted: bool
@@ -111,7 +111,7 @@ _EXAMPLE = ArtifactList(
     summary="List the artifacts of a run",
 )
 async def list_artifacts(request: Request, run_id: RunId, services: ServicesDep, caller: CallerDep) -> ArtifactList:
-    """What the run left that its `capture_patterns` name. Symbolic links are listed and have no content."""
+    """The files of the run that its `capture_patterns` match. Symbolic links are listed and have no content."""
     await services.broker.runs.get(caller, run_id)
     found = await services.files.artifacts.of_run(run_id)
     base = f"{request.url.path}/"
@@ -210,7 +210,7 @@ async def _require_here(services: Services, run: Run, found: Sequence[Artifact])
 
 
 class _ZipSink(io.RawIOBase):
-    """What ``zipfile`` writes to: a stream, in which it cannot go back."""
+    """The output file of ``zipfile``: a stream without seeking."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -223,7 +223,7 @@ class _ZipSink(io.RawIOBase):
         return len(data)
 
     def take(self) -> bytes:
-        """What was written since the last time."""
+        """Return what was written since the last call."""
         pieces, self._pieces = self._pieces, []
         return b"".join(pieces)
 

@@ -75,7 +75,7 @@ class FilesRequest(BaseModel):
 
 
 class UploadAnswer(BaseModel):
-    """What became of an upload."""
+    """The result of an upload."""
 
     session_id: str
     id: str
@@ -88,7 +88,7 @@ class UploadAnswer(BaseModel):
 
     @classmethod
     def of(cls, session_id: str, uploaded: UploadResult) -> Self:
-        """What was ``uploaded`` into a session."""
+        """Make the answer to an upload."""
         return cls(
             session_id=session_id,
             id=session_id,

@@ -1,4 +1,4 @@
-"""How requests name where files come from."""
+"""The git repository that a request takes files from."""
 
 from __future__ import annotations
 

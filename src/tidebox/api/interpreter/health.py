@@ -1,4 +1,4 @@
-"""How the server is: in full for users, in a word for everybody."""
+"""Health of the server: in full for users, in a word for everybody."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class StoreHealth(BaseModel):
 
 
 class LoadAnswer(BaseModel):
-    """How much there is to do."""
+    """The number of runs that are active, and that wait."""
 
     active: int
     queued: int
 
 
 class HealthAnswer(BaseModel):
-    """How the server is."""
+    """The health of the server and its parts."""
 
     status: Status
     version: str
@@ -46,7 +46,7 @@ class HealthAnswer(BaseModel):
 
     @classmethod
     def of(cls, services: Services, latency: float | None) -> Self:
-        """How a server is whose store answered after so many milliseconds, or not at all."""
+        """Make the answer, given the latency of the store in milliseconds, or None if it did not answer."""
         load = services.broker.load
         return cls(
             status=_status(services, latency),
@@ -103,7 +103,7 @@ def _status(services: Services, latency: float | None) -> Status:
 
 
 async def _store_latency(services: Services) -> float | None:
-    """How many milliseconds the store takes to say that there is no such run; None if it does not answer."""
+    """Measure a lookup in the store, in milliseconds; None if the store does not answer."""
     started = time.monotonic()
     try:
         await services.broker.ask_store()

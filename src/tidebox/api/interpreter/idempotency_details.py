@@ -1,4 +1,4 @@
-"""What several answers of the service say."""
+"""The part of answers that tells of the idempotency key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidebox.model.idempotency import Answered
 
 
 class Details(BaseModel):
-    """What became of the idempotency key, where one was given."""
+    """The idempotency key, and whether the request was replayed, where one was given."""
 
     idempotency_key_echo: str | None = None
     idempotency_status: Literal["created", "replayed"] | None = None

@@ -43,7 +43,7 @@ class _Stdin(msgspec.Struct, tag="stdin"):
     encoding: Literal["utf8", "base64"] = "utf8"
 
     def bytes(self) -> bytes:
-        """What is to be sent to the program."""
+        """Decode the input for the program."""
         if self.encoding == "utf8":
             return self.data.encode()
         try:
@@ -116,7 +116,7 @@ def _has_credential(scope: Scope) -> bool:
 
 
 def _place(query: Mapping[str, str]) -> tuple[int | None, bool]:
-    """Where in the log to begin."""
+    """Return the first entry to send, by number or as the tail of the log."""
     tail = {"": True, "1": True, "true": True, "0": False, "false": False}.get(query.get("tail", "0").lower())
     if tail is None:
         raise InvalidRequest("give true or false", field="tail")

@@ -80,7 +80,7 @@ async def read_logs(
 
 
 class _LogResponse(StreamingResponse):
-    """A body that is made while it is sent, and whose source is let go of however that ends."""
+    """A streamed body whose source is closed however the response ends."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ def _lines(reader: LogReader, stream: StreamChoice | None, part: tuple[ByteRange
 
 
 async def _measured(reader: LogReader, stream: StreamChoice | None, asked: str) -> tuple[ByteRange, int] | None:
-    """Which part of the lines is asked for, of how much."""
+    """Return the range of the JSON lines that is asked for, and their size."""
     try:
         size = sum([len(piece) async for piece in _rendered(reader, stream, lines=True)])
     finally:

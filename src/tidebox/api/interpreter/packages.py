@@ -12,7 +12,10 @@ from tidebox.model.principal import Caller
 
 
 def allowed_packages(services: Services, caller: Caller, body: RunRequest | SessionRequest) -> Packages:
-    """What is asked for, where the caller and the version may; raises ``InvalidRequest`` and ``PackageForbidden``."""
+    """Return the packages of a request, if the caller and its version may have them.
+
+    Raises ``InvalidRequest`` and ``PackageForbidden``.
+    """
     if body.packages is not None and body.spec_version < PACKAGES_SINCE:
         raise InvalidRequest(f"packages need spec_version {PACKAGES_SINCE}", field="packages", since=PACKAGES_SINCE)
     return packages.allowed_packages(services, caller, body.packages)

@@ -1,4 +1,4 @@
-"""What requests of the service look like."""
+"""Request bodies of the service."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _StrictModel(BaseModel):
 
 
 class Resources(_StrictModel):
-    """What a run may use; more than the policy allows becomes the most it allows."""
+    """Resource limits; more than the policy allows becomes the most it allows."""
 
     cpu: Cpus | None = None
     memory_mb: Mebibytes | None = None
@@ -60,7 +60,7 @@ class Resources(_StrictModel):
 
 
 class RunResources(Resources):
-    """What a run may use; the workspace only of one that is in no session."""
+    """Resource limits of a run; `workspace_mb` only of one that is in no session."""
 
     workspace_mb: Annotated[int, Field(ge=1, le=1048576), Number] | None = None
 

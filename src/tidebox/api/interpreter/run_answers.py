@@ -28,7 +28,7 @@ class Limits(BaseModel):
 
 
 class EgressAnswer(BaseModel):
-    """What the programs of a run had of the network."""
+    """Network usage of a run."""
 
     connections: int
     denied: int = Field(description="Connections, and names that were not resolved.")
@@ -37,7 +37,7 @@ class EgressAnswer(BaseModel):
 
     @classmethod
     def of(cls, usage: EgressUsage) -> Self:
-        """What was counted."""
+        """Make the answer from counted usage."""
         return cls(
             connections=usage.connections,
             denied=usage.denied,
@@ -47,7 +47,7 @@ class EgressAnswer(BaseModel):
 
 
 class ResourceUsage(BaseModel):
-    """What a run used. Everything but `limits` is null until it is over, and where nothing counted it."""
+    """Resource usage of a run. Everything but `limits` is null until it is over, and where nothing counted it."""
 
     cpu_time_sec: Quantity | None = None
     wall_time_sec: Quantity | None = None
@@ -64,7 +64,7 @@ class ResourceUsage(BaseModel):
 
     @classmethod
     def of(cls, run: Run) -> Self:
-        """What ``run`` used, as far as it is known."""
+        """Make the answer from what is known of ``run`` so far."""
         limits = Limits(**run.facts.limits)
         if not run.phase.terminal:
             return cls(limits=limits)

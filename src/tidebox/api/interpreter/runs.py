@@ -162,7 +162,7 @@ async def show_run(
         float, Query(ge=0, le=60, description="Answer when the run is over, or after so many seconds.")
     ] = 0,
 ) -> RunAnswer:
-    """Where a run is, and what became of it."""
+    """The state of a run, and its result once it is over."""
     run = await services.broker.runs.get(caller, run_id)
     if wait_sec and not run.phase.terminal:
         run = await services.broker.runs.wait_finished(run, wait_sec)

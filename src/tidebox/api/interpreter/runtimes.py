@@ -25,12 +25,12 @@ class GuaranteeAnswer(BaseModel):
 
     @classmethod
     def of(cls, finding: Finding) -> Self:
-        """What was found of one guarantee."""
+        """Make the answer from the finding of one guarantee."""
         return cls(guarantee=finding.guarantee.value, enforced=finding.enforced, how=finding.how)
 
 
 class IsolationAnswer(BaseModel):
-    """What stands between a program and the machine."""
+    """The isolation between a program and the machine."""
 
     boundary_class: str
     untrusted_eligible: bool
@@ -141,7 +141,7 @@ class RuntimeAnswer(BaseModel):
 
 
 class RuntimesAnswer(BaseModel):
-    """What this server can do."""
+    """The runtimes, limits and versions of this server."""
 
     store_mode: str
     default_runtime: str
@@ -154,7 +154,7 @@ class RuntimesAnswer(BaseModel):
 
     @classmethod
     async def of(cls, services: Services) -> Self:
-        """What a server with these services can do."""
+        """Make the answer from the services of the server."""
         policy = services.policy
         return cls(
             store_mode=services.broker.store_mode,
@@ -229,6 +229,6 @@ _EXAMPLE = RuntimesAnswer(
 
 @router.get("/runtimes", responses={200: example(_EXAMPLE), **errors()}, summary="What this server can do")
 async def list_runtimes(services: ServicesDep, _caller: CallerDep) -> RuntimesAnswer:
-    """Which runtimes there are, with what they enforce on this machine, and what runs may ask for."""
+    """The runtimes, with the guarantees they enforce on this machine, and the limits of runs."""
     await services.runtimes.look_closer()
     return await RuntimesAnswer.of(services)

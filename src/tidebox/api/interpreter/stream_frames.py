@@ -1,4 +1,4 @@
-"""What a log stream says: every frame of a run's log as the text that goes on the wire."""
+"""Encoding of log stream frames: every entry of a run's log as the JSON that goes on the wire."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def render(item: LogFrame | Gap) -> bytes:
 
 
 def error(failure: TideboxError, seq: int) -> bytes:
-    """What one client did wrong; for that client alone, so it has the number of what it was last sent."""
+    """Encode an error for one client alone; it has the number of the frame that was sent to it last."""
     data = {"code": failure.code, "message": failure.message, "details": failure.details}
     return _event("error", data, seq)
 
 
 def outcome(run: Run) -> dict[str, Any]:
-    """How a run ended."""
+    """Return the outcome of a run in the fields of its ``end`` event."""
     usage = run.usage
     found: dict[str, Any] = {
         "run_id": run.id,

@@ -1,4 +1,4 @@
-"""Where a client finds the log stream of a run."""
+"""The URL of a run's log stream."""
 
 from __future__ import annotations
 

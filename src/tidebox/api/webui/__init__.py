@@ -12,7 +12,7 @@ __all__ = ["make_surface"]
 
 
 def make_surface() -> Surface:
-    """Static files, for anybody: what they show is asked for with the credential of whoever looks at them."""
+    """Return the surface of static files, for anybody: they fetch their data with the credential of their user."""
     return Surface(
         name="webui",
         matches=lambda scope: is_page(scope["path"]),

@@ -39,7 +39,7 @@ _SECURITY: Headers = [
 
 
 def content_security_policy(nonce: str) -> str:
-    """What a page may load and do: our own files, our own server, and frames of artifacts that may do nothing."""
+    """Return the Content-Security-Policy: our own files and server, and frames of artifacts that may do nothing."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -110,7 +110,7 @@ class Pages:
     async def _files(self) -> Mapping[str, _BuiltFile]:
         if self._loading is None:
             self._loading = asyncio.create_task(asyncio.to_thread(_read, BUILT))
-        # Whoever leaves while it is read does not end it for the others.
+        # Shielded: a client that leaves must not cancel it for the others.
         return await asyncio.shield(self._loading)
 
 

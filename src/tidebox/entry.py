@@ -31,11 +31,11 @@ def run(
         return embedded.run(code, language, **options)
     from tidebox.sdk.loop_thread import LoopThread
 
-    portal = LoopThread()
+    thread = LoopThread()
     try:
-        return portal.call(lambda: _run_there(url, code, language, options))
+        return thread.call(lambda: _run_there(url, code, language, options))
     finally:
-        portal.close()
+        thread.close()
 
 
 async def arun(

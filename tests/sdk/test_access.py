@@ -300,10 +300,10 @@ async def test_a_configuration_becomes_a_sandbox(
             await shell.write("exit 3\n")
             assert (await shell.wait()).exit_code == 3
     assert our_tasks() == []
-    # It is whoever negotiated it who ends it.
+    # It is ended by the program that negotiated it.
     async with await AsyncSandbox.connect(config.get("config", config)) as sandbox:
         assert (await sandbox.exec("true")).ok
-        with pytest.raises(InvalidRequest, match="whoever negotiated it"):
+        with pytest.raises(InvalidRequest, match="the program that negotiated it"):
             await sandbox.release()
 
 

@@ -87,7 +87,7 @@ async def test_for_asyncio(named: RunningServer) -> None:
     assert [result.text for result in results] == [f"{number}\n" for number in range(5)]
 
 
-async def test_whoever_is_cancelled_leaves_nothing_running(named: RunningServer) -> None:
+async def test_a_cancelled_call_leaves_nothing_running(named: RunningServer) -> None:
     running = asyncio.create_task(tidebox.arun("import time; time.sleep(60)", env={"MARK": "cancelled"}))
     async with AsyncInterpreter() as client:
         run = None

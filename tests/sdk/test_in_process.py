@@ -123,7 +123,7 @@ async def test_a_socket_brings_texts_and_its_end() -> None:
     socket = await MessageSocket.open(InProcessHttp(app, URL), f"{URL.replace('https', 'wss')}/ws?a=1", "secret")
     assert (app.scope["type"], app.scope["scheme"], app.scope["query_string"]) == ("websocket", "wss", b"a=1")
     await asyncio.sleep(0.05)
-    assert app.sent < 100  # whoever is far ahead of its reader has to wait
+    assert app.sent < 100  # a sender that is far ahead of its reader has to wait
     received = []
     while (message := await socket.receive()) is not None:
         received.append(message)

@@ -379,7 +379,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 
 
 async def _trickle(writer: asyncio.StreamWriter, piece: bytes, pause: float) -> None:
-    """Send the same for ever, to whoever still takes it."""
+    """Send the same for ever, while a client still takes it."""
     try:
         while True:
             writer.write(piece)

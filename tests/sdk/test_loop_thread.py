@@ -38,11 +38,11 @@ import gc; gc.disable()
 """
 
 
-def test_a_portal_that_nobody_has_any_more_ends() -> None:
-    portal = LoopThread()
-    thread = portal._there.thread
+def test_a_loop_thread_without_references_ends() -> None:
+    loop_thread = LoopThread()
+    thread = loop_thread._there.thread
     assert thread in threading.enumerate()
-    del portal
+    del loop_thread
     gc.collect()
     thread.join(20)
     assert not thread.is_alive()

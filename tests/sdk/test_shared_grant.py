@@ -69,7 +69,7 @@ async def test_a_refresh_that_fails_for_now_is_tried_again() -> None:
     assert source.heard[-1] == f"release {second.token}"
 
 
-async def test_a_refresh_that_is_refused_is_left_to_whoever_uses_it() -> None:
+async def test_after_a_refused_refresh_the_next_use_asks_for_a_new_grant() -> None:
     source = Source(life=1.0)
     source.refusals = [Expired("lost")]
     held = SharedGrant(source)

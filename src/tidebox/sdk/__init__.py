@@ -2,6 +2,7 @@
 
 ``Client`` and ``AsyncClient`` run programs in fresh boxes, ``Access`` and ``AsyncAccess`` give sandboxes that live on,
 ``Interpreter`` and ``AsyncInterpreter`` use the interpreter service: sessions, runs that are kept, logs, artifacts.
+The package may import ``errors``, ``model``, ``protocols`` and ``config``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One execution's messages put together."""
+"""Result of one Fathom execution, accumulated from its messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OUTCOMES = {
 
 
 class Accumulator:
-    """What the messages of one execution say so far."""
+    """The state, output and result of one execution, as far as its messages tell."""
 
     def __init__(self, execution_id: str) -> None:
         self.execution_id = execution_id

@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""The asyncio client of the Fathom protocol, which reconnects by itself."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class AsyncExecution:
         return unread.popleft()
 
     async def result(self) -> Result:
-        """How it ended, once it has. Raises if the server could not run it to its end."""
+        """Wait for the end, and return the result. Raises if the server could not run it to its end."""
         if not self._progress.known.is_over():
             await self._over.wait()
         return self._progress.known.result()
@@ -85,7 +85,7 @@ class AsyncExecution:
         await self.leave()
 
     async def leave(self) -> None:
-        """Leave nothing running."""
+        """Cancel the execution if it still runs."""
         if not self._progress.known.is_over():
             try:
                 await self.cancel()
@@ -115,7 +115,7 @@ class AsyncClient(AsyncCloseable):
         self._connect_timeout = connect_timeout
         self._reconnection = Reconnection()
         self._link: _ClientConnection | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._connection_task: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
         self._opened = asyncio.Event()
         self._last_failure: TideboxError | None = None
@@ -130,17 +130,17 @@ class AsyncClient(AsyncCloseable):
         async with self._opening:
             if self._closed:
                 raise ClientClosed("the client was closed")
-            if self._keeper is None or self._keeper.done():
+            if self._connection_task is None or self._connection_task.done():
                 link = await self._open()
-                self._keeper = asyncio.get_running_loop().create_task(self._keep(link), name="tidebox client")
+                self._connection_task = asyncio.get_running_loop().create_task(self._keep(link), name="tidebox client")
 
     async def close(self) -> None:
         """End the connection; what still runs on it is given up."""
         self._closed = True
         async with self._opening:
-            if self._keeper is not None:
-                self._keeper.cancel()
-                await asyncio.wait([self._keeper])
+            if self._connection_task is not None:
+                self._connection_task.cancel()
+                await asyncio.wait([self._connection_task])
 
     async def run(self, code: str, language: str = "python", **options: Unpack[ExecuteOptions]) -> Result:
         """Run ``code`` and wait for its end, with the options of ``start``. Cancelling the call cancels the program."""
@@ -177,12 +177,12 @@ class AsyncClient(AsyncCloseable):
         """The connection, waiting for it if it is being made again."""
         if (link := self._link) is not None:
             return link
-        if self._keeper is None or self._keeper.done():
+        if self._connection_task is None or self._connection_task.done():
             await self.connect()
         try:
             async with asyncio.timeout(self._connect_timeout):
                 while (link := self._link) is None:
-                    if self._closed or self._keeper is None or self._keeper.done():
+                    if self._closed or self._connection_task is None or self._connection_task.done():
                         raise self._gone()
                     self._opened.clear()
                     await self._opened.wait()
@@ -216,7 +216,7 @@ class AsyncClient(AsyncCloseable):
         return self._link
 
     async def _keep(self, link: _ClientConnection) -> None:
-        """Receive; when the connection is lost make another, until a server refuses for good."""
+        """Receive messages; reconnect when the connection is lost, until a server refuses for good."""
         try:
             while True:
                 failure: TideboxError = ClientClosed("the client was closed")
@@ -232,7 +232,7 @@ class AsyncClient(AsyncCloseable):
                     return
                 link = again
         finally:
-            # Whoever waits for a connection learns that none will come.
+            # Callers that wait for a connection learn that none will come.
             self._opened.set()
 
     async def _reopen(self) -> _ClientConnection | None:
@@ -253,7 +253,7 @@ class _ClientConnection:
         self.session = FathomSession()
 
     async def receive(self) -> TideboxError:
-        """Take everything that comes until nothing more can; why."""
+        """Receive messages until the connection is lost; return the reason."""
         try:
             while True:
                 self.session.receive(await self._connection.recv(decode=False))

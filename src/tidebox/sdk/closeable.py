@@ -1,4 +1,4 @@
-"""What asynchronous objects that are closed after use have in common."""
+"""Base class of asynchronous objects that are closed after use."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class AsyncCloseable(abc.ABC):
-    """Closed at the end of a context."""
+    """An asynchronous context manager that closes itself at the end."""
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """End it; see the class for what that means."""
+        """Close it; see the class for what that ends."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""What an answer of a server or of a sandbox says went wrong, in the classes of ``tidebox.errors``.
+"""Decoding of error answers of servers and sandboxes into the classes of ``tidebox.errors``.
 
 ``details`` has the server's own ``code``, its ``request_id`` and, of an HTTP answer, the ``status``.
 """
@@ -57,7 +57,7 @@ _BY_CODE: dict[str, type[TideboxError]] = {
     "NO_SPACE": FileOperationFailed,
 }
 
-# For answers of whatever stands between us and the server, which have no code.
+# For answers of proxies between us and the server, which have no code.
 _BY_STATUS: dict[int, type[TideboxError]] = {
     HTTPStatus.UNAUTHORIZED: Unauthorized,
     HTTPStatus.FORBIDDEN: Forbidden,
@@ -68,7 +68,7 @@ _BY_STATUS: dict[int, type[TideboxError]] = {
 
 
 def from_told(told: ErrorBody, **more: Any) -> TideboxError:
-    """The error that the server told of; a code that is not known counts by whether a retry may help."""
+    """Make the error of an error body; an unknown code counts by whether a retry may help."""
     kind = _BY_CODE.get(told.code)
     if kind is None or kind.retryable is not told.retryable:
         kind = InternalError if told.retryable else ServerRefused
@@ -79,12 +79,12 @@ def from_told(told: ErrorBody, **more: Any) -> TideboxError:
 
 
 def from_code(code: str, message: str, details: Mapping[str, Any]) -> TideboxError:
-    """The error of that code, where the server does not say whether a retry may help."""
+    """Make the error of a code, where the server does not say whether a retry may help."""
     return _BY_CODE.get(code, ServerRefused)(message, **{**details, "code": code})
 
 
 def from_answer(status: int, headers: Mapping[str, str], body: bytes) -> TideboxError:
-    """The error that an HTTP answer tells of."""
+    """Make the error of an HTTP answer."""
     more: dict[str, Any] = {"status": status}
     if (pause := _retry_after(headers.get("retry-after", ""))) is not None:
         more["retry_after"] = pause
@@ -96,7 +96,7 @@ def from_answer(status: int, headers: Mapping[str, str], body: bytes) -> Tidebox
 
 
 def _retry_after(text: str) -> float | None:
-    """How many seconds to wait, said as such or as a date."""
+    """Parse ``Retry-After``, given in seconds or as a date, into seconds."""
     if text.isascii() and text.isdigit():
         return float(text[:16])
     from email.utils import parsedate_to_datetime  # which is long to load, and hardly ever needed

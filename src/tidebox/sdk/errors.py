@@ -1,4 +1,4 @@
-"""What goes wrong between a client and a server.
+"""Errors between a client and a server.
 
     TideboxError
     ├── ServerUnreachable     no connection could be made
@@ -85,7 +85,7 @@ _BY_STATUS: dict[int, type[TideboxError]] = {
 
 
 def from_response(status: int, body: bytes) -> TideboxError:
-    """The error that an HTTP answer other than the upgrade tells of."""
+    """Make the error of an HTTP answer other than the upgrade."""
     try:
         said = json.loads(body)["error"]
         message, code, more = str(said["message"]), str(said["code"]), dict(said.get("details") or {})

@@ -1,4 +1,4 @@
-"""Texts of the Fathom protocol, as a client writes and reads them."""
+"""Encoding and decoding of Fathom messages on the client's side."""
 
 from __future__ import annotations
 

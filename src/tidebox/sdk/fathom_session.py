@@ -1,4 +1,4 @@
-"""One connection's executions and pings, without any I/O: messages in, news for whoever waits; frames to send out."""
+"""The Fathom protocol on one connection, without any I/O: messages in, wake-ups for waiters, frames to send out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _numbers = itertools.count(1)
 
 
 class ExecuteOptions(TypedDict, total=False):
-    """What else can be said of an execution; sizes in bytes and times in seconds, as everywhere in Tidebox."""
+    """Options of an execution; sizes in bytes and times in seconds, as everywhere in Tidebox."""
 
     stdin: str | None
     env: Mapping[str, str] | None
@@ -71,18 +71,18 @@ def make_request(
 
 
 class Pending(abc.ABC):
-    """Somebody waits for something; ``wake`` is called when there is news."""
+    """A request that waits for answers; ``wake`` is called when one came."""
 
     def __init__(self) -> None:
         self.wake: Callable[[], None] = _nobody
 
     @abc.abstractmethod
     def fail(self, error: TideboxError) -> None:
-        """It will not come, and this is why."""
+        """End the wait with an error."""
 
 
 def _nobody() -> None:
-    """Nobody waits yet."""
+    """Do nothing: no task waits yet."""
 
 
 class PendingExecution(Pending):
@@ -113,7 +113,7 @@ class PendingPing(Pending):
 
 
 class FathomSession:
-    """Who waits for what on one connection."""
+    """The pending executions and pings of one connection."""
 
     def __init__(self) -> None:
         self._executions: dict[str, PendingExecution] = {}
@@ -132,11 +132,11 @@ class FathomSession:
         return encode(make_cancel(progress.known.execution_id))
 
     def forget(self, progress: PendingExecution) -> None:
-        """Nobody wants to know more of this execution."""
+        """Ignore further messages of this execution."""
         self._executions.pop(progress.known.execution_id, None)
 
     def ping(self) -> tuple[PendingPing, bytes]:
-        """A question, and its frame."""
+        """A pending ping, and its frame."""
         question = PendingPing()
         self._questions.append(question)
         return question, encode(make_ping())
@@ -172,7 +172,7 @@ class FathomSession:
         progress.wake()
 
     def end(self, error: TideboxError) -> None:
-        """The connection is gone: everything that still waits on it fails."""
+        """Fail everything that waits on a connection that is gone."""
         waiting: list[Pending] = [*self._executions.values(), *self._questions]
         self._executions.clear()
         self._questions.clear()

@@ -1,4 +1,4 @@
-"""Contents of files on their way: out of what a caller gives, into what a caller wants, in pieces."""
+"""Contents of uploads and downloads: read from bytes, paths or files of the caller, and written to them, in pieces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIECE_BYTES = 256 * 1024
 
 
 class UploadContent:
-    """What is uploaded. It may have to be sent a second time, whole or from some place on."""
+    """The content of an upload. It may have to be sent again, whole or from an offset on."""
 
     def __init__(self, content: Content) -> None:
         if isinstance(content, str) or not (
@@ -35,7 +35,7 @@ class UploadContent:
         return self._start is None or self._start >= 0
 
     async def size(self) -> int | None:
-        """How many bytes it has; None of a file that tells only when it is read."""
+        """The size in bytes; None of a file that tells only when it is read."""
         content = self._content
         if isinstance(content, bytes | bytearray | memoryview):
             return memoryview(content).nbytes
@@ -85,7 +85,7 @@ def check_target(to: object) -> None:
 
 
 async def write_to(to: LocalPath | BinaryIO, pieces: AsyncIterator[bytes]) -> int:
-    """Write what comes to a path, which is replaced when all has come, or to a file; how much that was."""
+    """Write a download to a path, which is replaced when all has come, or to a file; return its size."""
     return await _replace(Path(to), pieces) if isinstance(to, os.PathLike) else await _copy(pieces, to)
 
 

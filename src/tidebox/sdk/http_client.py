@@ -46,13 +46,13 @@ KEEP_ALIVE = tuple(
 MAX_ANSWER_BYTES = 512 * MIB
 _MAX_ERROR_BYTES = MIB
 _CLOSE_SECONDS = 2.0
-# Frames that come before they are read; whoever is further ahead of its reader has to wait.
+# Frames that come before they are read; a sender that is further ahead of its reader has to wait.
 _UNREAD_FRAMES = 16
 _NOT_CONNECTED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 
 
 class Abortable(Protocol):
-    """What can be ended without a goodbye."""
+    """A transport that can be closed without a closing handshake."""
 
     def abort(self) -> None: ...
 
@@ -96,7 +96,7 @@ class HttpClient:
         self.upgrade_timeout = connect_timeout if upgrade_timeout is None else upgrade_timeout
         """Until a socket is open."""
         self.headers = {} if source is None else source_headers(source)
-        """What every request says of this client."""
+        """Headers of every request, which identify this client."""
         if client is not None and (name := clean_client(client)) is not None:
             self.headers[CLIENT_HEADER] = name
         self.tls = tls
@@ -203,7 +203,7 @@ class HttpClient:
             raise opening_error(target, error) from error
         self._sockets.add(connection)
         sock = connection.transport.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # of one that is lost already; whoever receives is told
+        with contextlib.suppress(OSError):  # of one that is lost already; the receiving side is told
             for option in KEEP_ALIVE:
                 sock.setsockopt(*option)
         return connection

@@ -1,7 +1,7 @@
 """A server in this process, reached without a socket: requests go to its ASGI app, as one that travels would.
 
-Everything that the server does with a request of somebody else it does with these: they come with a credential, and
-from the address of whoever they are made for.
+The server treats these requests as any others: they carry a credential, and the address of the client that they are
+made for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GONE = Close(CloseCode.ABNORMAL_CLOSURE, "")
 class InProcessHttp(HttpClient):
     """Requests to ``app`` for what is below ``url``, its address as clients see it; others go over the network.
 
-    ``address`` is where whoever the requests are made for is.
+    ``address`` is that of the client that the requests are made for.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class InProcessHttp(HttpClient):
         headers: Mapping[str, str],
         params: Mapping[str, str | list[str]] | None,
     ) -> dict[str, Any] | None:
-        """What the server is told of a request; None if that is not for it."""
+        """Make the ASGI scope of a request; None if its URL is not the server's."""
         if not url.startswith(self._base + "/"):
             return None
         base, parts = urlsplit(self._base), urlsplit(url)
@@ -197,7 +197,7 @@ class _InProcessResponse(httpx2.AsyncByteStream):
         self._pieces.put_nowait(None)
 
     async def receive(self) -> Message:
-        """What the server reads of the request."""
+        """Return the next ASGI event of the request."""
         if not self._sent_body:
             if self._body is None or isinstance(self._body, bytes):
                 self._sent_body = True
@@ -232,7 +232,7 @@ class _InProcessResponse(httpx2.AsyncByteStream):
             raise ConnectionLost("the server broke off its answer")
 
     async def aclose(self) -> None:
-        """Nothing to close: whoever asked leaves."""
+        """Do nothing: the exchange disconnects by ``leave``."""
 
 
 class InProcessConnection:
@@ -254,7 +254,7 @@ class InProcessConnection:
 
     @property
     def transport(self) -> InProcessConnection:
-        """What can be ended without a goodbye: this."""
+        """The transport that can be aborted: the connection itself."""
         return self
 
     async def opened(self) -> None:
@@ -284,7 +284,7 @@ class InProcessConnection:
         return item
 
     async def ping(self) -> Awaitable[None]:
-        """What is done when the server has taken all that was sent."""
+        """Return an awaitable that is done when the server has taken all that was sent."""
         if self._closed is not None or self._left.is_set():
             raise self._closing(self._closed)
         return asyncio.ensure_future(self._all_taken())
@@ -301,15 +301,15 @@ class InProcessConnection:
             ended.cancel()
 
     async def close(self) -> None:
-        """Say goodbye."""
+        """Disconnect."""
         self.abort()
 
     def abort(self) -> None:
-        """Be gone: the server is told at its next look."""
+        """Disconnect at once: the server is told when it receives next."""
         if not self._left.is_set():
             self._left.set()
             self._ended.set()
-            # Whoever of the server waits to send has room; what it sends nobody reads.
+            # A server task that waits to send has room now; what it sends is not read.
             while not self._outward.empty():
                 self._outward.get_nowait()
             self._outward.put_nowait(_GONE)

@@ -1,7 +1,7 @@
-"""Asynchronous objects for threads: shells around them, whose calls wait.
+"""Blocking facades of asynchronous objects: an event loop on a thread of its own, and calls that wait for it.
 
 Everything is done by the asynchronous object, on an event loop that has a thread of its own: what it does in the
-background goes on while nobody calls. Any number of threads may use one shell.
+background goes on while nobody calls. Any number of threads may use one facade.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _CANCEL_SECONDS = 15.0
 
 
 class _EventLoopThread:
-    """The event loop of a portal, which does not keep the portal: one that nobody has any more ends it."""
+    """The thread and loop of a ``LoopThread``, without a reference to that: dropping that one ends the thread."""
 
     def __init__(self) -> None:
         self.started = threading.Event()
-        # Whoever forgets to close must still be able to end.
+        # A daemon: a program that forgets to close must still be able to end.
         self.thread = threading.Thread(target=self._run, name="tidebox client", daemon=True)
         self.thread.start()
         self.started.wait()
@@ -74,7 +74,7 @@ class LoopThread:
             raise ClientClosed("the interpreter ends")
 
     def call(self, work: Callable[[], Coroutine[Any, Any, Answer]], timeout: float | None = None) -> Answer:
-        """Do something there, and wait for it; an interrupt cancels it.
+        """Run a coroutine on the loop, and wait for it; an interrupt cancels it.
 
         By a bare lock: an event, or a future, makes the way there and back longer.
         """
@@ -111,7 +111,7 @@ class LoopThread:
             raise ClientClosed("the client was closed") from None
 
     def finish(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """The same for the last that is done with something; nothing, if all is over already."""
+        """Run a closing coroutine on the loop; do nothing if the loop has ended already."""
         try:
             self.call(work)
         except ClientClosed:
@@ -130,15 +130,15 @@ class LoopThread:
 
 
 class BlockingFacade(Generic[Inner]):
-    """An asynchronous object, and the portal that leads to it."""
+    """The blocking facade of an asynchronous object, on its loop thread."""
 
-    def __init__(self, portal: LoopThread, inner: Inner) -> None:
-        self._portal = portal
+    def __init__(self, thread: LoopThread, inner: Inner) -> None:
+        self._thread = thread
         self._inner = inner
 
 
 class Closeable(Protocol):
-    """What can be closed."""
+    """An object with an asynchronous ``close``."""
 
     async def close(self) -> None: ...
 
@@ -147,11 +147,11 @@ CloseableInner = TypeVar("CloseableInner", bound=Closeable)
 
 
 class ClosingFacade(BlockingFacade[CloseableInner]):
-    """The shell of an object that is closed when it is not needed any more: a context."""
+    """The facade of an object that is closed after use: a context manager."""
 
     def close(self) -> None:
         """Close it; see the class for what that ends."""
-        self._portal.finish(self._inner.close)
+        self._thread.finish(self._inner.close)
 
     def __enter__(self) -> Self:
         return self
@@ -178,14 +178,14 @@ def blocking(
 def blocking(
     method: Callable[..., Coroutine[Any, Any, Any]], shell: Callable[[LoopThread, Any], Any] | None = None
 ) -> Any:
-    """The method of a shell that does what a method of its inner object does, with the same arguments.
+    """Make the blocking method of a facade from a method of its inner object, with the same arguments.
 
-    Where that gives another asynchronous object, ``shell`` makes the shell around it.
+    Where that returns another asynchronous object, ``shell`` makes the facade of it.
     """
 
     @functools.wraps(method)
     def call(self: BlockingFacade[Any], *arguments: Any, **options: Any) -> Any:
-        answer = self._portal.call(lambda: method(self._inner, *arguments, **options))
-        return answer if shell is None else shell(self._portal, answer)
+        answer = self._thread.call(lambda: method(self._inner, *arguments, **options))
+        return answer if shell is None else shell(self._thread, answer)
 
     return call

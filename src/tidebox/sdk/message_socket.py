@@ -33,7 +33,7 @@ class MessageSocket:
         return cls(await http.dial(url, token, headers))
 
     async def send(self, message: bytes) -> None:
-        """Send a message. That the connection is gone is for whoever receives."""
+        """Send a message. That the connection is lost is raised by ``receive``."""
         try:
             await self._connection.send(message, text=True)
         except ConnectionClosed:

@@ -100,7 +100,7 @@ def _profile(said: Any) -> Profile:
 
 
 def _read_private(path: Path) -> str | None:
-    """What is in a file of the user's own that nobody else can read; None if there is none."""
+    """Read a file that only the user can read or write; None if there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a client gets back."""
+"""Results of the Fathom clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trying again: after which errors, after what pause, and for how long."""
+"""Retries: after which errors, with what backoff, and for how long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAST_SECONDS = 0.1
 
 
 class RetryBudget:
-    """What one call, or one stream, may still spend on trying again.
+    """The time that one call, or one stream, may still spend on retries.
 
     A connection that was lost is made again after pauses that double; a server that names a time (``Retry-After``) is
     asked again after that. One that cannot be reached in the first place is not waited for.
@@ -43,7 +43,7 @@ class RetryBudget:
             self._until = now + self._seconds
         pause = self._pause(error, now)
         if pause is None or now + pause > self._until:
-            # Whoever goes on all the same begins anew.
+            # A caller that goes on all the same begins anew.
             self._until = None
             raise error
         await asyncio.sleep(pause)

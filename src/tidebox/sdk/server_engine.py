@@ -199,7 +199,7 @@ class ServerEngine:
         patterns = tuple(artifacts)
         if stdin == b"":
             stdin = None
-        # A task of its own: whoever is cancelled over it must still learn which run there is to cancel.
+        # A task of its own: a caller that is cancelled meanwhile must still learn which run there is to cancel.
         starting = asyncio.get_running_loop().create_task(
             self.start(
                 launch,
@@ -267,8 +267,8 @@ class _RunFollower:
         """Why this side ended it, if it did."""
         self._left = limits.output
         self._printed = 0
-        # What the server puts into the log for a program that it could not start; whoever has that told as an error
-        # does not want it as output, too.
+        # What the server puts into the log for a program that it could not start; a caller that is told
+        # that by an error does not want it as output, too.
         self._not_started = (
             {ExecError(launch.command[0], number).stderr for number in errno.errorcode} if launch.direct else set()
         )
@@ -415,7 +415,7 @@ def _in_force(run: Run, asked: Limits) -> Limits:
 
 
 def _ending(launch: Launch, run: Run, decided: Outcome | None) -> Ending:
-    """How a run ended; raises if its program did not come to run, or was lost."""
+    """Make the ending of a run; raises if its program did not come to run, or was lost."""
     try:
         reason = Reason(run.reason_code)
     except ValueError:

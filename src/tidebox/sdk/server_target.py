@@ -1,4 +1,4 @@
-"""Which server, and with what key: the one order in which clients and the command line look for both.
+"""Lookup of the server address and API key: the one order in which clients and the command line look for both.
 
 The server is
 
@@ -43,12 +43,12 @@ class ServerTarget:
 
     @property
     def http_url(self) -> str:
-        """What the paths of requests are below."""
+        """The base URL of requests."""
         return "http" + self.uri.removeprefix("ws").removesuffix("/ws")
 
     @property
     def ws_url(self) -> str:
-        """What the paths of other sockets are below."""
+        """The base URL of other sockets."""
         return self.uri.removesuffix("/ws")
 
 

@@ -1,4 +1,4 @@
-"""The client for threads: shells around the classes for asyncio."""
+"""The client for threads: blocking facades of the classes for asyncio."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Execution(BlockingFacade[AsyncExecution]):
         return self._inner.status
 
     def __iter__(self) -> Iterator[Output]:
-        while (piece := self._portal.call(self._inner.read)) is not None:
+        while (piece := self._thread.call(self._inner.read)) is not None:
             yield piece
 
     def result(self, timeout: float | None = None) -> Result:
-        """How it ended, once it has. Raises if the server could not run it to its end.
+        """Wait for the end, and return the result. Raises if the server could not run it to its end.
 
         ``TimeoutError`` if that takes longer than ``timeout`` seconds; the program goes on.
         """
-        return self._portal.call(self._inner.result, timeout)
+        return self._thread.call(self._inner.result, timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -46,7 +46,7 @@ class Execution(BlockingFacade[AsyncExecution]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave nothing running."""
-        self._portal.finish(self._inner.leave)
+        self._thread.finish(self._inner.leave)
 
 
 class Client(ClosingFacade[AsyncClient]):
@@ -81,11 +81,11 @@ class Client(ClosingFacade[AsyncClient]):
     def close(self) -> None:
         """End the connection; what still runs on it is given up."""
         super().close()
-        self._portal.close()
+        self._thread.close()
 
     def ping(self, timeout: float | None = None) -> Health:
         """Ask the server whether it is there, and how busy.
 
         ``TimeoutError`` if that takes longer than ``timeout`` seconds.
         """
-        return self._portal.call(self._inner.ping, timeout)
+        return self._thread.call(self._inner.ping, timeout)

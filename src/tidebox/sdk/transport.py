@@ -1,4 +1,4 @@
-"""How a connection is opened, and what its errors mean."""
+"""Opening of WebSocket connections, and the meaning of their errors."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def options(target: ServerTarget, timeout: float, source: ClientSource) -> dict[
         "ping_timeout": HEARTBEAT_SECONDS,
         "close_timeout": CLOSE_SECONDS,
         "max_size": MAX_MESSAGE_BYTES,
-        # Whoever leaves output unread must not stop the answers to pings and the output of other executions. It is
-        # bounded all the same: by the output limits that the executions were given.
+        # A caller that leaves output unread must not stop the answers to pings and the output of other executions. It
+        # is bounded all the same: by the output limits that the executions were given.
         "max_queue": None,
     }
 
@@ -73,7 +73,7 @@ def check_version(headers: Headers | None) -> None:
 
 
 def opening_error(target: ServerTarget, error: Exception) -> TideboxError:
-    """Why no connection could be made."""
+    """Make the error of a connection that could not be opened."""
     if isinstance(error, InvalidStatus):
         refused = from_response(error.response.status_code, bytes(error.response.body or b""))
         if error.response.status_code != 401 or target.key is not None:
@@ -93,7 +93,7 @@ def opening_error(target: ServerTarget, error: Exception) -> TideboxError:
 
 
 def closing_error(error: Exception) -> TideboxError:
-    """Why a connection that was there is gone."""
+    """Make the error of a connection that was lost or closed."""
     if isinstance(error, ConnectionClosed) and error.rcvd is not None:
         words = f"{error.rcvd.code} {error.rcvd.reason}".strip()
         return ConnectionLost(f"the server closed the connection ({words})", close_code=error.rcvd.code)

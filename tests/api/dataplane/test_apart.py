@@ -87,7 +87,7 @@ def test_nothing_of_one_is_reachable_from_another(plane: Plane) -> None:
         socket.send("start", command=["python3", "-c", HOME])
         socket.expect("ready")
         socket.read_until("ready")
-        # Whoever is at home finds all of it, so it is there to be found.
+        # A process in the same namespace finds all of it, so it is there to be found.
         own = look(plane, token)
         assert {"message queue", "shared memory", "socket ('127.0.0.1', 4711)"} <= set(own["found"])
         assert {f"{place}/{MARK}" for place in ("/workspace", "/tmp", "/dev/shm")} <= set(own["found"])

@@ -152,7 +152,7 @@ async def test_cpu_shares_are_taken(client: Client) -> None:
 
 
 async def test_cancel_ends_a_running_execution_promptly(start_server: Callable[..., RunningServer]) -> None:
-    # Whoever ends at the signal is not given the time of those who do not.
+    # A program that ends at the signal is not given the time of those who do not.
     async with connected(start_server(cancel_grace_seconds="300", **NO_CELLS)) as client:
         id = await client.start(FOREVER)
         await client.next_of("stdout")

@@ -102,7 +102,7 @@ async def test_executions_beside_a_flood_on_the_same_connection_get_through(clie
     assert (await client.finish(flood)).sequence[-2:] == ["cancelled", "result"]
 
 
-async def test_whoever_does_not_read_keeps_its_slot_no_longer_than_its_time(start_server: StartServer) -> None:
+async def test_a_client_that_does_not_read_keeps_its_slot_no_longer_than_its_timeout(start_server: StartServer) -> None:
     server = started_at_rest(start_server, max_concurrent_runs="1")
     async with connected(server) as slow, connected(server) as other:
         id = await slow.start(FLOOD, max_output_bytes=16 << 30, timeout_ms=1500)
@@ -113,7 +113,7 @@ async def test_whoever_does_not_read_keeps_its_slot_no_longer_than_its_time(star
         assert (await slow.finish(id)).sequence == ["ack", "running", "stdout", "timeout", "result"]
 
 
-async def test_whoever_does_not_read_can_still_cancel(start_server: StartServer) -> None:
+async def test_a_client_that_does_not_read_can_still_cancel(start_server: StartServer) -> None:
     server = started_at_rest(start_server, max_concurrent_runs="1")
     async with connected(server) as slow, connected(server) as other:
         id = await slow.start(FLOOD, max_output_bytes=16 << 30, timeout_ms=60_000)

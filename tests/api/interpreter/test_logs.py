@@ -176,7 +176,7 @@ def test_one_user_follows_only_so_many(start_server: StartServer, streams_of: St
         assert error["details"]["quota"] == "streams"
         assert get(streams, run_id).text == "up\n"
     streams.cancel(run_id)
-    # Whoever left gives back his place as soon as the server sees it.
+    # A client that left gives back its place in the quota as soon as the server sees it.
     deadline = time.monotonic() + 20
     while get(streams, run_id, "?follow=true").status_code != 200:
         assert time.monotonic() < deadline

@@ -177,7 +177,7 @@ def test_a_node_that_is_killed_leaves_to_the_other_what_that_can_do(
         assert output(frames) == b"%d\n" % number
         assert is_event(frames[-1], "end")
         assert [frame["data"]["lost_count"] for frame in frames if is_event(frame, "resume")] == [0]
-        # Whoever followed it at the other one goes on by number, and misses nothing.
+        # A client that followed it at the other one goes on by number, and misses nothing.
         assert output(other.frames(run_id, "?from_seq=50")) == b"%d\n" % number
         replayed = other.submit(["python3", "-c", saying(f"{number}")], key=f"key-{number}")
         assert replayed.json()["run_id"] == run_id

@@ -35,7 +35,7 @@ class Expected(NamedTuple):
 OWN = Expected(200, 404, 200)
 """Something of ada's: for others there is no such thing."""
 ANYBODY = Expected(200, 200, 200)
-"""About the server, or about what the caller himself has."""
+"""About the server, or about what the caller themself has."""
 ADMIN = Expected(403, 403, 200)
 
 MATRIX: dict[tuple[str, str], Expected] = {

@@ -298,13 +298,13 @@ def test_only_who_may_see_a_run_may_read_its_log(start_server: StartServer, stre
 def test_the_streams_of_one_user_are_counted(start_server: StartServer, streams_of: StreamsOf) -> None:
     server = start_server(rate_limit="off", auth_jwt_secret=JWT_SECRET, ws_max_streams_per_user="2")
     ada, bob = streams_of(server, "ada"), streams_of(server, "bob")
-    run, his = (each.python("import time; time.sleep(30)") for each in (ada, bob))
+    run, bobs = (each.python("import time; time.sleep(30)") for each in (ada, bob))
     url = stream_url(server, run["run_id"])
     with ada.stream(run["run_id"]) as first, ada.stream(run["run_id"]) as second:
         first.next(), second.next()
         status, error = refusal(url, **bearer("ada"))
         assert (status, error["code"], error["details"]["quota"]) == (429, "quota_exceeded", "streams")
-        with bob.stream(his["run_id"]) as other:
+        with bob.stream(bobs["run_id"]) as other:
             other.next()
     deadline = time.monotonic() + 30
     while True:
@@ -314,7 +314,7 @@ def test_the_streams_of_one_user_are_counted(start_server: StartServer, streams_
             break
         except websockets.exceptions.InvalidStatus:
             assert time.monotonic() < deadline
-    for each, started in ((ada, run), (bob, his)):
+    for each, started in ((ada, run), (bob, bobs)):
         each.cancel(started["run_id"])
 
 

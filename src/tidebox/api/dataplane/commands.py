@@ -25,7 +25,7 @@ def make_command(
     env: Mapping[str, str] | None = None,
     terminal: tuple[int, int] | None = None,
 ) -> Command:
-    """Make the command: of a list, which is a program with its arguments, a text for the shell, or None: a login shell."""
+    """Make the command of a list (program and arguments), a text (a line for the shell) or None (a login shell)."""
     if command is None:
         argv: Sequence[str] = _LOGIN
     elif isinstance(command, str):

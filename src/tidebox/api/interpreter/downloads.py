@@ -48,7 +48,7 @@ class Download:
     content_type: str
     modified: float
     identity: str
-    """What is the same as long as the bytes are."""
+    """Changes whenever the bytes do; the source of the ETag."""
 
 
 class _FileResponse(StreamingResponse):

@@ -1,4 +1,4 @@
-"""What admins see, for asyncio."""
+"""Admin routes of the interpreter service, for asyncio."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class AsyncAdmin:
     async def summarize_usage(
         self, *, begin: datetime | None = None, end: datetime | None = None, limit: int = 10
     ) -> UsageSummary:
-        """What the runs created in a time, by default of the last day, came to; with so many users."""
+        """Totals of the runs created in a time, by default the last day; with the ``limit`` top users."""
         query = make_query(**{"from": begin, "to": end, "limit": limit})
         return await self._calls.ask("GET", "/admin/usage/summary", UsageSummary, query=query)
 

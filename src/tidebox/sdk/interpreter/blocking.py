@@ -1,4 +1,4 @@
-"""The interpreter service, for threads: shells around the classes for asyncio."""
+"""The interpreter service, for threads: blocking facades of the classes for asyncio."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunLog(ClosingFacade[AsyncRunLog]):
 
         ``TimeoutError`` if that takes longer than ``timeout`` seconds; the log can be read on.
         """
-        return self._portal.call(self._inner.read, timeout)
+        return self._thread.call(self._inner.read, timeout)
 
 
 class Admin(BlockingFacade[AsyncAdmin]):
@@ -101,20 +101,20 @@ class Interpreter(ClosingFacade[AsyncInterpreter]):
             url, api_key=api_key, connect_timeout=connect_timeout, timeout=timeout, patience=patience, source=source
         )
         super().__init__(LoopThread(), inner)
-        self.admin = Admin(self._portal, inner.admin)
-        """What admins see."""
+        self.admin = Admin(self._thread, inner.admin)
+        """The admin routes."""
 
     def close(self) -> None:
         """End the connections. Runs go on, and sessions stay."""
         super().close()
-        self._portal.close()
+        self._thread.close()
 
     def wait_run(self, run_id: str, timeout: float | None = None) -> Run:
         """A run once it is over.
 
         ``TimeoutError`` if that takes longer than ``timeout`` seconds; the run goes on.
         """
-        return self._portal.call(lambda: self._inner.wait_run(run_id), timeout)
+        return self._thread.call(lambda: self._inner.wait_run(run_id), timeout)
 
     @overload
     def download_file(self, session_id: str, path: str, *, max_bytes: int = ...) -> bytes: ...
@@ -135,8 +135,8 @@ class Interpreter(ClosingFacade[AsyncInterpreter]):
         A file at a path is replaced when all has come, and left as it was when not.
         """
         if to is None:
-            return self._portal.call(lambda: self._inner.download_file(session_id, path, max_bytes=max_bytes))
-        return self._portal.call(lambda: self._inner.download_file(session_id, path, to, max_bytes=max_bytes))
+            return self._thread.call(lambda: self._inner.download_file(session_id, path, max_bytes=max_bytes))
+        return self._thread.call(lambda: self._inner.download_file(session_id, path, to, max_bytes=max_bytes))
 
     @overload
     def download_artifact(self, run_id: str, path: str, *, max_bytes: int = ...) -> bytes: ...
@@ -152,5 +152,5 @@ class Interpreter(ClosingFacade[AsyncInterpreter]):
         A file at a path is replaced when all has come, and left as it was when not.
         """
         if to is None:
-            return self._portal.call(lambda: self._inner.download_artifact(run_id, path, max_bytes=max_bytes))
-        return self._portal.call(lambda: self._inner.download_artifact(run_id, path, to, max_bytes=max_bytes))
+            return self._thread.call(lambda: self._inner.download_artifact(run_id, path, max_bytes=max_bytes))
+        return self._thread.call(lambda: self._inner.download_artifact(run_id, path, to, max_bytes=max_bytes))

@@ -46,7 +46,7 @@ def below(path: str) -> str:
 
 
 class ServiceCalls:
-    """A server's service, and who we are to it."""
+    """Requests to the service of one server, with its credential, timeout and retries."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ServiceCalls:
         await self._http.close()
 
     def patience(self) -> RetryBudget:
-        """What one call may spend on trying again."""
+        """Make the retry budget of one call."""
         return RetryBudget(self._patience)
 
     async def ask(
@@ -156,7 +156,7 @@ class ServiceCalls:
     async def persist(
         self, attempt: Callable[[], Awaitable[bytes]], may_repeat: Callable[[], bool] = lambda: True
     ) -> bytes:
-        """What an attempt brings, of as many as it takes."""
+        """Retry ``attempt`` within the retry budget, and return its answer."""
         patience = self.patience()
         while True:
             try:
@@ -228,7 +228,7 @@ class ServiceCalls:
 
 
 def _check_part(response: httpx2.Response, position: int) -> None:
-    """Whether an answer goes on where it should."""
+    """Check that an answer begins at the offset that was asked for."""
     if response.status_code == httpx2.codes.PARTIAL_CONTENT:
         if position and response.headers.get("content-range", "").startswith(f"bytes {position}-"):
             return

@@ -81,7 +81,7 @@ class AsyncInterpreter(AsyncCloseable):
             url, api_key, connect_timeout=connect_timeout, timeout=timeout, patience=patience, source=source, http=http
         )
         self.admin = AsyncAdmin(self._calls)
-        """What admins see."""
+        """The admin routes."""
 
     async def close(self) -> None:
         """End the connections. Runs go on, and sessions stay."""
@@ -90,11 +90,11 @@ class AsyncInterpreter(AsyncCloseable):
     # The server
 
     async def runtimes(self) -> RuntimesAnswer:
-        """What the server can do: its runtimes with what they enforce, limits, versions."""
+        """The runtimes of the server with the guarantees they enforce, its limits and versions."""
         return await self._calls.ask("GET", "/runtimes", RuntimesAnswer)
 
     async def health(self) -> ServiceHealth:
-        """How the server is, and how much it has to do. Raises at once if it takes no work."""
+        """The health and load of the server. Raises at once if it takes no work."""
         return await self._calls.ask_once("/health", ServiceHealth)
 
     # Sessions
@@ -210,7 +210,7 @@ class AsyncInterpreter(AsyncCloseable):
 
         Cancelling the call cancels the run.
         """
-        # A task of its own: whoever is cancelled over it must still learn which run there is to cancel.
+        # A task of its own: a caller that is cancelled meanwhile must still learn which run there is to cancel.
         starting = asyncio.get_running_loop().create_task(
             self.start_run(command, idempotency_key=idempotency_key, interactive=stdin is not None, **options)
         )
@@ -225,7 +225,7 @@ class AsyncInterpreter(AsyncCloseable):
         return RunResult(ended, output.stdout, output.stderr, output.lost)
 
     async def get_run(self, run_id: str) -> Run:
-        """Where a run is, and what became of it."""
+        """The state of a run, and its result once it is over."""
         return await self._calls.ask("GET", f"/runs/{part(run_id)}", Run)
 
     async def list_runs(
@@ -257,7 +257,7 @@ class AsyncInterpreter(AsyncCloseable):
         return await AsyncRunLog.open(self._calls, run_id, from_seq, tail)
 
     async def read_log(self, run_id: str, *, stream: Stream | None = None, from_seq: int | None = None) -> bytes:
-        """What a run has written so far, both streams in the order of their arrival or one of them."""
+        """The output of a run so far, both streams in the order of their arrival or one of them."""
         query = make_query(stream=stream, from_seq=from_seq, format="text")
         return await self._calls.fetch("GET", f"/runs/{part(run_id)}/logs", query=query)
 

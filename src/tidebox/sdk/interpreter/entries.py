@@ -1,4 +1,4 @@
-"""What the log of a run consists of, as its stream tells it. No I/O."""
+"""Entries of a run's log, decoded from the frames of its stream. No I/O."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PhaseChange(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What is being done before the program can be started."""
+    """Progress of the preparation before the program can be started."""
 
     message: str
     seq: int
@@ -55,7 +55,7 @@ class ProgramStart(msgspec.Struct, frozen=True):
 
 
 class LogTruncated(msgspec.Struct, frozen=True):
-    """What the program writes from here on is not in the log."""
+    """The log ends here: later output of the program is not in it."""
 
     reason: str
     seq: int
@@ -92,7 +92,7 @@ LogEntry = LogChunk | PhaseChange | Progress | Reached | ProgramStart | LogTrunc
 
 
 class LogHeartbeat(msgspec.Struct, frozen=True):
-    """Nothing to tell, but a number of its own."""
+    """A heartbeat, or another frame without news, with its sequence number."""
 
     seq: int
 
@@ -105,7 +105,7 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 class StreamError(msgspec.Struct, frozen=True):
-    """What this client did cannot be done, or the server stops."""
+    """An error frame: a message of this client was refused, or the server stops."""
 
     code: str
     message: str

@@ -1,4 +1,4 @@
-"""Files as a form, made while it is sent."""
+"""Multipart form of files, made while it is sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MultipartForm:
 
     @property
     def content_type(self) -> str:
-        """What the header of the request says."""
+        """The ``Content-Type`` of the request."""
         return f"multipart/form-data; boundary={self._boundary}"
 
     @property

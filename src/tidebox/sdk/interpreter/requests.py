@@ -1,4 +1,4 @@
-"""What is asked of the service, in its own words. No I/O."""
+"""Request bodies and queries of the service. No I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Sort = Literal[
 
 
 class TermOptions(TypedDict, total=False):
-    """What can be said of a run, and of a session for the runs in it. Sizes are bytes, times seconds."""
+    """Options of a run, and of a session for the runs in it. Sizes are bytes, times seconds."""
 
     base_image: str | None
     runtime: str | None
@@ -47,19 +47,19 @@ class TermOptions(TypedDict, total=False):
     packages: Sequence[str] | Mapping[str, Sequence[str]] | None
     """Python packages, or packages by language, put on top of the image."""
     egress: Sequence[str] | Mapping[str, Any] | None
-    """What programs may reach: hosts, or ``{"hosts": ["example.com"], "secrets": ["KEY"]}`` and what else a request
+    """The egress allow-list: hosts, or ``{"hosts": ["example.com"], "secrets": ["KEY"]}`` and what else a request
     may say; ``network_policy`` is then ``allowlist``."""
 
 
 class SessionOptions(TermOptions, total=False):
-    """What else can be said of a session."""
+    """Options of a session."""
 
     ttl: float | None
     """How long it lives; at most what the policy allows."""
 
 
 class RunCommandOptions(TermOptions, total=False):
-    """What else can be said of a run. Without ``session_id`` it has a fresh workspace."""
+    """Options of a run. Without ``session_id`` it has a fresh workspace."""
 
     session_id: str | None
     files: Mapping[str, bytes] | None
@@ -75,7 +75,7 @@ class RunCommandOptions(TermOptions, total=False):
 
 
 class StartRunOptions(RunCommandOptions, total=False):
-    """What else can be said of a run that is followed by its log."""
+    """Options of a run that is followed by its log."""
 
     interactive: bool
     """Whether input may be sent over the log."""
@@ -86,7 +86,7 @@ class StartRunOptions(RunCommandOptions, total=False):
 
 
 class RunFilter(TypedDict, total=False):
-    """Which runs of everybody are meant; times include their ends."""
+    """Filters on everybody's runs; times include their ends."""
 
     user_id: str | None
     session_id: str | None

@@ -1,4 +1,4 @@
-"""What the service answers. Fields that a later server adds are passed over."""
+"""Answers of the service. Fields that a later server adds are ignored."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class ResourceUsage(msgspec.Struct, frozen=True):
-    """What a run used; None until it is over, and where nothing counted it."""
+    """Resource usage of a run; None until it is over, and where nothing counted it."""
 
     cpu_time_sec: float | None = None
     wall_time_sec: float | None = None
@@ -77,7 +77,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of a run, and of its end."""
+    """The state of a run, and how it ended."""
 
     phase: Phase
     exit_code: int | None = None
@@ -150,7 +150,7 @@ class RunResult(msgspec.Struct, frozen=True):
 
 
 class UploadAnswer(msgspec.Struct, frozen=True):
-    """What became of an upload."""
+    """The result of an upload."""
 
     bytes_received: int
     file_count: int
@@ -201,7 +201,7 @@ class ArtifactList(msgspec.Struct, frozen=True):
 
 
 class ArtifactsDeleted(msgspec.Struct, frozen=True):
-    """What became of the artifacts of a run."""
+    """The deletion of a run's artifacts."""
 
     freed_bytes: int
 
@@ -215,7 +215,7 @@ class GuaranteeAnswer(msgspec.Struct, frozen=True):
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """What stands between a program and the machine."""
+    """The isolation between a program and the machine."""
 
     boundary_class: str
     untrusted_eligible: bool
@@ -236,7 +236,7 @@ class RuntimeLanguage(msgspec.Struct, frozen=True):
     """How its programs start: forked, parked or cold."""
     compiled: bool = False
     file: str = "main"
-    """What its main file is called where nothing else is said."""
+    """The default name of its main file."""
 
 
 class RuntimeAnswer(msgspec.Struct, frozen=True):
@@ -268,7 +268,7 @@ class RuntimeAnswer(msgspec.Struct, frozen=True):
 
 
 class RuntimesAnswer(msgspec.Struct, frozen=True):
-    """What a server can do."""
+    """The runtimes, limits and versions of a server."""
 
     runtimes: tuple[RuntimeAnswer, ...]
     store_mode: str | None = None
@@ -290,14 +290,14 @@ class StoreHealth(msgspec.Struct, frozen=True):
 
 
 class ServiceLoad(msgspec.Struct, frozen=True):
-    """How much there is to do."""
+    """The number of runs that are active, and that wait."""
 
     active: int
     queued: int
 
 
 class ServiceHealth(msgspec.Struct, frozen=True):
-    """How a server is."""
+    """The health of a server and its parts."""
 
     status: str
     version: str | None = None
@@ -307,7 +307,7 @@ class ServiceHealth(msgspec.Struct, frozen=True):
     runtimes: dict[str, bool] = {}
 
 
-# What admins see.
+# Answers of the admin routes.
 
 
 class AdminRun(RunState, frozen=True, kw_only=True):
@@ -348,14 +348,14 @@ class IdempotencyEntry(msgspec.Struct, frozen=True):
 
 
 class UserUsage(msgspec.Struct, frozen=True):
-    """What a user has."""
+    """The storage that a user takes."""
 
     user_id: str
     artifact_bytes: int
 
 
 class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs came to."""
+    """Totals of several runs."""
 
     runs: int
     completed: int
@@ -368,13 +368,13 @@ class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuntimeTotals(UsageTotals, frozen=True, kw_only=True):
-    """What the runs on one runtime came to."""
+    """Totals of the runs on one runtime."""
 
     runtime: str
 
 
 class UserTotals(UsageTotals, frozen=True, kw_only=True):
-    """What the runs of one user came to."""
+    """Totals of the runs of one user."""
 
     user_id: str
 
@@ -387,7 +387,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class UsageSummary(msgspec.Struct, frozen=True):
-    """What the runs created in a time came to."""
+    """Totals of the runs that were created in a time."""
 
     window: Window
     totals: UsageTotals

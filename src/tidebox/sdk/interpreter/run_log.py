@@ -62,7 +62,7 @@ class AsyncRunLog(AsyncCloseable):
         self._confirming: asyncio.Task[None] | None = None
         self._input_unsure = False
         self._pending: LogEntry | LogHeartbeat | Resumed | None = None
-        """What came behind a gap that was told first."""
+        """The frame behind a gap, which is told first."""
         self._closed = False
         self.end: RunEnd | None = None
         """How the run ended, once that was read."""
@@ -209,7 +209,7 @@ class AsyncRunLog(AsyncCloseable):
         return frame
 
     def _missing(self, frame: LogEntry | LogHeartbeat | Resumed) -> int:
-        """How many entries there should have been before a frame."""
+        """Return the number of entries that are missing before a frame."""
         if isinstance(frame, Resumed) and not frame.lost:
             return 0
         expected = self._begin if self._last is None else self._last + 1

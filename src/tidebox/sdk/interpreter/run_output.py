@@ -1,4 +1,4 @@
-"""The output of a run put together, while its input is sent."""
+"""Collection of a run's output from its log, while its input is sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidebox.sdk.interpreter.run_log import AsyncRunLog
 
 
 class CollectedOutput(NamedTuple):
-    """What a run printed."""
+    """The collected output of a run."""
 
     stdout: bytes
     stderr: bytes

@@ -32,7 +32,7 @@ from tidebox.sdk.server_target import find_target
 
 
 class AsyncAccess(AsyncCloseable):
-    """Asks a server for sandboxes, and keeps what it grants: one grant for each scope, whoever asks for it here.
+    """Asks a server for sandboxes, and keeps one grant for each scope, shared by all callers in this process.
 
     ``url`` is the server's address, ``api_key`` the key for it; ``tidebox.sdk.server_target`` says what is used without
     them. ``connect_timeout`` is how long a connection may take to be made, ``source`` what kind of program this is, for
@@ -68,7 +68,7 @@ class AsyncAccess(AsyncCloseable):
     async def acquire(self, thread_id: str, assistant_id: str | None = None, *, keep: bool = False) -> AsyncSandbox:
         """The sandbox that the server has for a thread of an assistant; it is made if there is none.
 
-        It is released when whoever holds it here has closed it, unless it is to be kept.
+        It is released when all who hold it here have closed it, unless it is to be kept.
         """
         source = NegotiatedGrantSource(self._control, thread_id, assistant_id)
         return await self._hold(("acquire", thread_id, assistant_id), source, keep)
@@ -89,7 +89,7 @@ class AsyncAccess(AsyncCloseable):
         ``capabilities`` are what is wanted of ``fs_read``, ``fs_write``, ``exec`` and ``shell``; without them, all that
         is allowed. ``packages`` are of Python, or by language, and ``egress`` is what its programs may reach, hosts or
         all that a request may say: what it has if it is made; one that is there stays as it is. It is released when
-        whoever holds it here has closed it, unless it is to be kept.
+        all who hold it here have closed it, unless it is to be kept.
         """
         extras = CreationOptions(packages_of(packages), None if egress is None else ask_of(egress))
         return await self._session("ensure", scope_id, scope_type, capabilities, actor, keep, extras)
@@ -110,7 +110,7 @@ class AsyncAccess(AsyncCloseable):
         return await self._control.list_sandboxes(everybody=everybody, limit=limit, offset=offset)
 
     async def release(self, session_id: str) -> None:
-        """End a sandbox by its session, with all that is in it, whoever holds it; raises if there is none."""
+        """End a sandbox by its session, with all that is in it, for all who hold it; raises if there is none."""
         await self._control.release(session_id)
 
     async def open(self, session_id: str) -> AsyncSandbox:

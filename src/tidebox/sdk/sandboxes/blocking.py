@@ -1,4 +1,4 @@
-"""Access to sandboxes, and what can be done in them, for threads: shells around the classes for asyncio.
+"""Access to sandboxes, and what can be done in them, for threads: blocking facades of the classes for asyncio.
 
 Tokens have to be refreshed while nobody calls, so there is a thread for that.
 """
@@ -38,12 +38,12 @@ class Process(ClosingFacade[AsyncProcess]):
 
     @property
     def id(self) -> str | None:
-        """What ``attach`` finds it by, if it was started to go on without anybody."""
+        """The id by which ``attach`` finds it, if it was started to go on without anybody."""
         return self._inner.id
 
     @property
     def offset(self) -> int:
-        """Where its output, of both streams together, goes on after what was read; known if it has an id."""
+        """The offset of its next output, of both streams together, after what was read; known if it has an id."""
         return self._inner.offset
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -55,14 +55,14 @@ class Process(ClosingFacade[AsyncProcess]):
 
         ``TimeoutError`` if that takes longer than ``timeout`` seconds; the program goes on.
         """
-        return self._portal.call(self._inner.read, timeout)
+        return self._thread.call(self._inner.read, timeout)
 
     def wait(self, timeout: float | None = None) -> Ending:
-        """How it ended, once it has; what it still prints until then is passed over.
+        """Wait for its end, and return how it ended; what it still prints until then is passed over.
 
         ``TimeoutError`` if that takes longer than ``timeout`` seconds; the program goes on.
         """
-        return self._portal.call(self._inner.wait, timeout)
+        return self._thread.call(self._inner.wait, timeout)
 
 
 class Watch(ClosingFacade[AsyncWatch]):
@@ -77,11 +77,11 @@ class Watch(ClosingFacade[AsyncWatch]):
 
         ``TimeoutError`` if that takes longer than ``timeout`` seconds.
         """
-        return self._portal.call(self._inner.read, timeout)
+        return self._thread.call(self._inner.read, timeout)
 
 
 class Files(BlockingFacade[AsyncFiles]):
-    """What can be done with files. Paths that are not absolute are below ``/workspace``."""
+    """File operations in a sandbox. Paths that are not absolute are below ``/workspace``."""
 
     upload = blocking(AsyncFiles.upload)
     list = blocking(AsyncFiles.list)
@@ -103,8 +103,8 @@ class Files(BlockingFacade[AsyncFiles]):
         A file at a path is replaced when all has come, and left as it was when not.
         """
         if to is None:
-            return self._portal.call(lambda: self._inner.download(path))
-        return self._portal.call(lambda: self._inner.download(path, to))
+            return self._thread.call(lambda: self._inner.download(path))
+        return self._thread.call(lambda: self._inner.download(path, to))
 
 
 class Sandbox(ClosingFacade[AsyncSandbox]):
@@ -119,26 +119,27 @@ class Sandbox(ClosingFacade[AsyncSandbox]):
     attach = blocking(AsyncSandbox.attach, Process)
 
     def __init__(
-        self, portal: LoopThread, sandbox: AsyncSandbox, *, access: AsyncAccess | None = None, owns_portal: bool = False
+        self, thread: LoopThread, sandbox: AsyncSandbox, *, access: AsyncAccess | None = None, owns_thread: bool = False
     ) -> None:
-        super().__init__(portal, sandbox)
+        super().__init__(thread, sandbox)
         self._access = access
-        self._owns_portal = owns_portal
-        self.files = Files(portal, sandbox.files)
+        self._owns_thread = owns_thread
+        self.files = Files(thread, sandbox.files)
 
     @classmethod
     def connect(cls, config: Mapping[str, Any], *, connect_timeout: float = 10.0, source: ClientSource = "SDK") -> Self:
         """The sandbox that somebody else negotiated, as the configuration of a run has it in ``configurable.sandbox``.
 
-        Its token is refreshed if ``refresh_url`` is there. Closing it leaves it to whoever negotiated it.
+        Its token is refreshed if ``refresh_url`` is there. Closing it does not release it, which is for the one who
+        negotiated it.
         """
-        portal = LoopThread()
+        thread = LoopThread()
         try:
-            sandbox = portal.call(lambda: AsyncSandbox.connect(config, connect_timeout=connect_timeout, source=source))
+            sandbox = thread.call(lambda: AsyncSandbox.connect(config, connect_timeout=connect_timeout, source=source))
         except BaseException:
-            portal.close()
+            thread.close()
             raise
-        return cls(portal, sandbox, owns_portal=True)
+        return cls(thread, sandbox, owns_thread=True)
 
     @classmethod
     def create(
@@ -157,16 +158,16 @@ class Sandbox(ClosingFacade[AsyncSandbox]):
         It has the ``packages``, of Python or by language, and its programs reach what ``egress`` says, hosts or all
         that a request may say, if it is made. It is released when it is closed, unless it is to be kept.
         """
-        portal = LoopThread()
+        thread = LoopThread()
         access = AsyncAccess(server, api_key=api_key, source=source)
         try:
             name = scope_id or f"sandbox-{secrets.token_hex(8)}"
-            sandbox = portal.call(lambda: access.ensure(name, packages=packages, egress=egress, keep=keep))
+            sandbox = thread.call(lambda: access.ensure(name, packages=packages, egress=egress, keep=keep))
         except BaseException:
-            portal.finish(access.close)
-            portal.close()
+            thread.finish(access.close)
+            thread.close()
             raise
-        return cls(portal, sandbox, access=access, owns_portal=True)
+        return cls(thread, sandbox, access=access, owns_thread=True)
 
     @property
     def id(self) -> str:
@@ -180,7 +181,7 @@ class Sandbox(ClosingFacade[AsyncSandbox]):
 
     @property
     def capabilities(self) -> frozenset[str] | None:
-        """What may be done in it; None where the server did not say."""
+        """The capabilities of its grant; None where the server did not say."""
         return self._inner.capabilities
 
     @property
@@ -189,21 +190,21 @@ class Sandbox(ClosingFacade[AsyncSandbox]):
         return self._inner.recreated
 
     def release(self) -> None:
-        """End it now, with all that is in it, whoever else holds it."""
-        self._portal.call(self._inner.release)
+        """End it now, with all that is in it, also for others who hold it."""
+        self._thread.call(self._inner.release)
         self.close()
 
     def close(self) -> None:
         """Be done with it. The last who holds it releases it, with all that is in it, unless it is to be kept."""
         super().close()
         if self._access is not None:
-            self._portal.finish(self._access.close)
-        if self._owns_portal:
-            self._portal.close()
+            self._thread.finish(self._access.close)
+        if self._owns_thread:
+            self._thread.close()
 
 
 class Access(ClosingFacade[AsyncAccess]):
-    """Asks a server for sandboxes, and keeps what it grants: one grant for each scope, whoever asks for it here.
+    """Asks a server for sandboxes, and keeps one grant for each scope, shared by all callers in this process.
 
     The arguments are those of ``AsyncAccess``.
     """
@@ -229,4 +230,4 @@ class Access(ClosingFacade[AsyncAccess]):
     def close(self) -> None:
         """Release the sandboxes that are still held, but for those to keep, and end the connections."""
         super().close()
-        self._portal.close()
+        self._thread.close()

@@ -1,4 +1,4 @@
-"""The dataplane of a sandbox as requests, each sent with a token that is good."""
+"""Client of a sandbox's dataplane: requests, each sent with a valid token."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Answer = TypeVar("Answer")
 
 
 class GrantUse(Protocol):
-    """Does something with a token that is good."""
+    """Calls an attempt with a valid grant, and again with a new one where that is refused."""
 
     async def __call__(self, attempt: Callable[[SandboxGrant], Awaitable[Answer]]) -> Answer: ...
 
 
 class DataplaneClient:
-    """Where one sandbox is used."""
+    """Requests to the dataplane of one sandbox."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ _DISCARD_SECONDS = 5.0
 
 
 class AsyncFiles:
-    """What can be done with files. Paths that are not absolute are below ``/workspace``."""
+    """File operations in a sandbox. Paths that are not absolute are below ``/workspace``."""
 
     def __init__(self, plane: DataplaneClient, held: SharedGrant) -> None:
         self._plane = plane
@@ -76,7 +76,7 @@ class AsyncFiles:
             lost = True
 
     async def _offset(self, path: str, upload_id: str) -> int:
-        """How much of an upload has come."""
+        """Return the number of bytes of an upload that have come."""
         came = await self._plane.ask(routes.UPLOADED, routes.PartRequest(path, upload_id))
         if came.offset is UNSET:
             raise ServerProtocolError("the sandbox did not say how much of the upload has come")
@@ -125,12 +125,12 @@ class AsyncFiles:
         return await self._plane.use(attempt)
 
     async def list(self, path: str = ".") -> list[FileInfo]:
-        """What is in a directory, by name."""
+        """List a directory, by name."""
         found = await self._plane.ask(routes.LIST, routes.ListRequest(path))
         return [file_info(entry) for entry in found.entries]
 
     async def stat(self, path: str) -> FileInfo:
-        """What is at a path; a link is not followed."""
+        """Return the metadata of a file; a link is not followed."""
         return file_info(await self._plane.ask(routes.STAT, routes.PathRequest(path)))
 
     async def mkdir(self, path: str) -> None:

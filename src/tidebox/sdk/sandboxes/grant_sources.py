@@ -40,7 +40,7 @@ _MAX_ANSWER_BYTES = MIB
 
 
 class GrantSource(Protocol):
-    """Gives grants for one scope."""
+    """Issues grants for one scope."""
 
     async def ask(self, last: SandboxGrant | None) -> SandboxGrant:
         """A grant, whatever became of the last one."""
@@ -53,7 +53,7 @@ class GrantSource(Protocol):
 
 
 class ControlPlane:
-    """A server, and who we are to it."""
+    """The access routes of one server, with its credential."""
 
     def __init__(self, http: HttpClient, url: str, key: str | None) -> None:
         self.http = http
@@ -116,7 +116,7 @@ class ControlPlane:
 
 @dataclass(frozen=True, slots=True)
 class CreationOptions:
-    """What a sandbox has if it is made."""
+    """Packages and egress of a sandbox that is created."""
 
     packages: Packages = NO_PACKAGES
     egress: EgressAsk | None = None
@@ -126,7 +126,7 @@ DEFAULT_CREATION = CreationOptions()
 
 
 class SessionGrantSource:
-    """The session access protocol."""
+    """Grants of the session access protocol."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class SessionGrantSource:
 
 
 class BindingGrantSource:
-    """A session that was asked for before, by its id: whoever holds it here neither makes nor ends it."""
+    """Grants for an existing session, by its id: holding it here neither makes nor ends it."""
 
     def __init__(self, control: ControlPlane, session_id: str) -> None:
         self._control = control
@@ -200,7 +200,7 @@ class BindingGrantSource:
 
 
 class SessionRequests:
-    """The session access protocol word for word: what the server answers, for programs that hand it on."""
+    """The session access protocol with raw answers, for programs that hand them on."""
 
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
@@ -243,7 +243,7 @@ def _path(grant: SandboxGrant, what: str = "") -> str:
 
 
 class NegotiatedGrantSource:
-    """Server-driven negotiation."""
+    """Grants of server-driven negotiation."""
 
     def __init__(self, control: ControlPlane, thread_id: str, assistant_id: str | None) -> None:
         self._control = control
@@ -265,7 +265,7 @@ class NegotiatedGrantSource:
 
 
 class HandedOverGrant:
-    """A grant that somebody else negotiated: there is nobody to ask for another one, but maybe for the next token."""
+    """A grant that another program negotiated: only its token can be refreshed, where it has a URL for that."""
 
     def __init__(self, http: HttpClient, grant: SandboxGrant) -> None:
         self._http = http
@@ -278,7 +278,7 @@ class HandedOverGrant:
         return await renewed_by_token(self._http, grant)
 
     async def release(self, grant: SandboxGrant) -> None:
-        raise InvalidRequest("this sandbox is released by whoever negotiated it")
+        raise InvalidRequest("this sandbox is released by the program that negotiated it")
 
 
 async def renewed_by_token(http: HttpClient, grant: SandboxGrant) -> SandboxGrant:

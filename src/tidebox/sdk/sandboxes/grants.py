@@ -1,4 +1,4 @@
-"""Access to one sandbox for a short time, as each of the protocols tells of it. No I/O, no clock."""
+"""Grants: short-lived tokens for one sandbox, decoded from the answers of each protocol. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SandboxGrant:
     expires_at: float
     """Seconds since the epoch."""
     http_url: str
-    """What the paths of requests are below."""
+    """The base URL of requests."""
     exec_url: str
     """The socket for programs."""
     shell_url: str
@@ -32,7 +32,7 @@ class SandboxGrant:
     watch_url: str
     """The socket for changes of files."""
     capabilities: frozenset[str] | None = None
-    """What the token covers; None where nobody said so."""
+    """The capabilities of the token; None where they are not known."""
     session_id: str | None = None
     thread_id: str | None = None
     refresh_url: str | None = None
@@ -165,7 +165,7 @@ def _origin(url: str) -> str:
 
 
 def _joined(server_url: str, url: str | None) -> str | None:
-    """Where a token is refreshed; a path is below the server, wherever that is below."""
+    """Return the absolute refresh URL; a path is below the server's address."""
     if url is None:
         return None
     return _address(server_url + url if url.startswith("/") else url, "http")

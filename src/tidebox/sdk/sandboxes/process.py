@@ -16,7 +16,7 @@ from tidebox.sdk.sandboxes.results import Chunk, Ending, ending_of
 
 
 async def introduce(http: HttpClient, url: str, token: str) -> frames.AuthOk:
-    """What a token is good for; raises if it is not."""
+    """Authenticate with a token, and return what it covers; raises if it is refused."""
     socket = await MessageSocket.open(http, url, token)
     try:
         await socket.send(encode(frames.Auth(token)))
@@ -56,9 +56,9 @@ class AsyncProcess(AsyncCloseable):
         self.pid = 0
         """Its number in the sandbox."""
         self.id: str | None = None
-        """What ``attach`` finds it by, if it was started to go on without anybody."""
+        """The id by which ``attach`` finds it, if it was started to go on without anybody."""
         self.offset = 0
-        """Where its output, of both streams together, goes on after what was read; known if it has an id."""
+        """The offset of its next output, of both streams together, after what was read; known if it has an id."""
 
     @classmethod
     async def start(cls, http: HttpClient, url: str, token: str, request: frames.Start) -> Self:
@@ -97,7 +97,7 @@ class AsyncProcess(AsyncCloseable):
         return None
 
     async def wait(self) -> Ending:
-        """How it ended, once it has; what it still prints until then is passed over."""
+        """Wait for its end, and return how it ended; what it still prints until then is passed over."""
         while await self.read() is not None:
             pass
         assert self._ending is not None

@@ -1,4 +1,4 @@
-"""What to run in a sandbox, as its dataplane is told. No I/O."""
+"""Requests to run programs in a sandbox. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Command = Sequence[str] | str
 
 
 class ExecOptions(TypedDict, total=False):
-    """What else can be said of a program that is waited for."""
+    """Options of a program that is waited for."""
 
     cwd: str | None
     """Where it runs: ``/workspace``, or below it if this is not absolute."""
@@ -31,7 +31,7 @@ class ExecOptions(TypedDict, total=False):
 
 
 class ShellOptions(TypedDict, total=False):
-    """What else can be said of a shell."""
+    """Options of a shell."""
 
     cwd: str | None
     env: Mapping[str, str] | None
@@ -42,7 +42,7 @@ class ShellOptions(TypedDict, total=False):
 
 
 class ProcessOptions(ShellOptions, total=False):
-    """What else can be said of a program that is followed."""
+    """Options of a program that is followed."""
 
     stdin: bool
     """Whether it can be given input; with a terminal it always can."""

@@ -1,4 +1,4 @@
-"""How programs in a sandbox end, and what its files are like."""
+"""Results of programs in a sandbox, and metadata of its files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FileInfo:
 
 
 class ScopeInfo(msgspec.Struct, frozen=True):
-    """What a sandbox belongs to."""
+    """The scope that a sandbox belongs to."""
 
     type: str
     id: str

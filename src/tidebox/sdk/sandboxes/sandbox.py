@@ -51,7 +51,8 @@ class AsyncSandbox(AsyncCloseable):
     ) -> Self:
         """The sandbox that somebody else negotiated, as the configuration of a run has it in ``configurable.sandbox``.
 
-        Its token is refreshed if ``refresh_url`` is there. Closing it leaves it to whoever negotiated it.
+        Its token is refreshed if ``refresh_url`` is there. Closing it does not release it, which is for the one who
+        negotiated it.
         """
         http = HttpClient(connect_timeout, source)
         held = SharedGrant(HandedOverGrant(http, from_config(config)))
@@ -75,7 +76,7 @@ class AsyncSandbox(AsyncCloseable):
 
     @property
     def capabilities(self) -> frozenset[str] | None:
-        """What may be done in it; None where the server did not say."""
+        """The capabilities of its grant; None where the server did not say."""
         return self._grant.capabilities
 
     async def close(self) -> None:
@@ -90,7 +91,7 @@ class AsyncSandbox(AsyncCloseable):
             await self._held.let_go()
 
     async def release(self) -> None:
-        """End it now, with all that is in it, whoever else holds it."""
+        """End it now, with all that is in it, also for others who hold it."""
         self._check_open()
         await self._held.release()
         await self.close()
@@ -137,7 +138,7 @@ class AsyncSandbox(AsyncCloseable):
         return await attempt(self._noticed(fresh))
 
     def _noticed(self, grant: SandboxGrant) -> SandboxGrant:
-        """A grant, unless it is for another sandbox: whoever relies on what was in the last one has to know."""
+        """A grant, unless it is for another sandbox: a caller that relies on what was in the last one has to know."""
         last, self._grant = self._grant, grant
         if grant.sandbox_id != last.sandbox_id:
             self.recreated = True

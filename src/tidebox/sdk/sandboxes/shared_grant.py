@@ -1,4 +1,4 @@
-"""A grant kept good while somebody holds it: refreshed before it expires, asked for again when it is refused."""
+"""A grant that is kept valid while somebody holds it: refreshed before it expires, asked for again when refused."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class SharedGrant:
         # Guards the grant: one request for it is under way at a time, and the others wait for what that brings.
         self._changing = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
         self._holders = 0
         self._kept = False
         self._closed = False
 
     @property
     def idle(self) -> bool:
-        """Whether nobody holds it, nothing is done with it, and it is of no use to whoever comes next."""
+        """Whether nobody holds it, no request for it is under way, and it has expired."""
         return not self._holders and not self._changing.locked() and self._good is None
 
     @property
@@ -57,7 +57,7 @@ class SharedGrant:
         except BaseException:
             self._holders -= 1
             raise
-        # Not before: whoever was refused has no say in what becomes of it.
+        # Not before: a caller that was refused has no say in what becomes of it.
         self._kept |= keep
         return grant
 
@@ -74,7 +74,7 @@ class SharedGrant:
             pass  # nobody can help it; the server removes what nobody uses
 
     async def release(self) -> None:
-        """End the sandbox. Whoever still holds it gets another one."""
+        """End the sandbox. Others who still hold it get another one."""
         async with self._changing:
             await self._release()
 
@@ -134,17 +134,17 @@ class SharedGrant:
             raise ClientClosed("the client was closed")
 
     def _keep_fresh(self) -> None:
-        if self._holders and not self._closed and (self._keeper is None or self._keeper.done()):
-            self._keeper = asyncio.get_running_loop().create_task(self._refresh_in_time(), name="tidebox grant")
+        if self._holders and not self._closed and (self._refresh_task is None or self._refresh_task.done()):
+            self._refresh_task = asyncio.get_running_loop().create_task(self._refresh_in_time(), name="tidebox grant")
 
     async def _stop(self) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait([keeper])
+        task, self._refresh_task = self._refresh_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
     async def _refresh_in_time(self) -> None:
-        """Until it is refused; then whoever next uses the sandbox asks for it again."""
+        """Refresh the token before it expires, until that is refused; then the next use asks for a new grant."""
         loop = asyncio.get_running_loop()
         attempts = Reconnection()
         while (grant := self._grant) is not None:

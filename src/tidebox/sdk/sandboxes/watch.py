@@ -1,4 +1,4 @@
-"""What changes among the files of a sandbox, as it happens."""
+"""Watching of files in a sandbox for changes."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_what_a_compiler_makes_is_executed_there_alone(scratch: Literal["exec", 
 
 
 def test_an_image_does_not_lead_the_agent() -> None:
-    assert body(BoxSpec())["Env"] == ["LD_PRELOAD=", "PYTHONPATH="]
+    assert body(BoxSpec())["Env"] == ["LD_PRELOAD=", "PYTHONPATH=", "LC_ALL=C"]
 
 
 def test_limits_are_what_the_engine_can_hold() -> None:
@@ -151,7 +151,7 @@ def test_names_of_images_are_read_as_an_engine_reads_them() -> None:
     assert images.canonical("ghcr.io:443/a/b") == "ghcr.io:443/a/b:latest"
     pinned = "a/b@sha256:" + "0" * 64
     assert images.canonical(pinned) == pinned
-    for name in ("", "../x", "A B", "x?y=1", "x\n", "-x", "a" * 300):
+    for name in ("", "../x", "A B", "x?y=1", "x\n", "-x", "a" * 300, "a/../../b", "a//b"):
         with pytest.raises(UnknownImage):
             images.canonical(name)
 
@@ -170,6 +170,9 @@ def test_images_that_are_not_allowed_are_refused() -> None:
     for name in ("python:3.1", "python:3.12-slim", "python", "python@sha256:" + "0" * 64):
         with pytest.raises(UnknownImage, match="not one of those"):
             exact.canonical(name)
+    # An engine goes by the digest, whatever the tag beside it says.
+    with pytest.raises(UnknownImage, match="not one of those"):
+        Images(["python:3.*"]).canonical("python:3.12@sha256:" + "0" * 64)
     assert Images(["*"]).canonical("a/b:1") == "a/b:1"
 
 

@@ -3,50 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.unit.engines import answer_of, answering, engine_that
 from tidebox.errors import BoxGone, ProvisionFailed, RuntimeUnavailable, StartupTimeout
-from tidebox.runtime.docker.endpoint import Endpoint, find_endpoint, parse_endpoint
+from tidebox.runtime.base import DockerSettings, RuntimeSettings
+from tidebox.runtime.docker.endpoint import find_endpoint, parse_endpoint
 from tidebox.runtime.docker.engine import Engine, EngineRefused
-
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
-
-
-@contextlib.asynccontextmanager
-async def engine_that(directory: Path, serve: Serve) -> AsyncIterator[Engine]:
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await serve(reader, writer)
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-    path = directory / "engine.sock"
-    server = await asyncio.start_unix_server(once, path)
-    try:
-        yield Engine(Endpoint(f"unix://{path}", str(path)))
-    finally:
-        server.close()
-        await server.wait_closed()
-
-
-def answering(data: bytes, *, hang: bool = False) -> Serve:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(data)
-        await writer.drain()
-        if hang:
-            await reader.read()
-
-    return serve
+from tidebox.runtime.docker.images import Images
+from tidebox.runtime.docker.runtime import DockerRuntime
 
 
 async def test_answers_of_both_forms_are_read(tmp_path: Path) -> None:
@@ -73,11 +42,25 @@ async def test_a_refusal_has_its_status_and_the_words_of_the_engine(tmp_path: Pa
         b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{{{",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nabc",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nabc",
+        answer_of(b"[" * 100_000),
         b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",
         b"x" * 100_000,
         b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b" " * 17_000_000,
     ],
-    ids=["no-http", "no-length", "no-json", "no-chunk", "headers", "no-line", "too-long"],
+    ids=[
+        "no-http",
+        "no-length",
+        "no-json",
+        "no-chunk",
+        "chunk<0",
+        "length<0",
+        "deep",
+        "headers",
+        "no-line",
+        "too-long",
+    ],
 )
 async def test_what_is_no_answer_is_named_and_not_kept(tmp_path: Path, data: bytes) -> None:
     async with engine_that(tmp_path, answering(data)) as engine:
@@ -94,6 +77,26 @@ async def test_an_engine_that_vanishes_hangs_or_is_not_there_has_three_names(tmp
             await engine.call("GET", "/info", seconds=0.05)
     with pytest.raises(RuntimeUnavailable, match="no Docker engine answers"):
         await engine.call("GET", "/info")
+
+
+@pytest.mark.parametrize("content", [b"null", b"[]", b"7", b"{}", b'{"Id": "x", "Config": [1]}'])
+async def test_an_image_that_is_told_in_another_form_is_no_sensible_answer(tmp_path: Path, content: bytes) -> None:
+    async with engine_that(tmp_path, answering(answer_of(content))) as engine:
+        with pytest.raises(ProvisionFailed, match="no sensible answer"):
+            await Images().inspect(engine, "busybox")
+
+
+@pytest.mark.parametrize("content", [b"null", b"[7]", b'"text"', b'{"NCPU": "many"}', b'{"NCPU": []}'])
+async def test_a_runtime_whose_engine_tells_itself_in_another_form_is_unavailable(
+    tmp_path: Path, content: bytes
+) -> None:
+    async with engine_that(tmp_path, answering(answer_of(content))) as engine:
+        docker = DockerSettings(host=engine.endpoint.name)
+        runtime = DockerRuntime(RuntimeSettings(data_dir=tmp_path, agent_sockets=tmp_path, docker=docker))
+        report = await runtime.probe()
+        assert not report.available
+        assert "no sensible answer" in str(report.reason)
+        await runtime.close()
 
 
 class Kept:

@@ -104,6 +104,8 @@ class Connection(asyncio.Protocol):
 
     async def exactly(self, count: int) -> AsyncIterator[bytes]:
         """That many bytes, in pieces."""
+        if count < 0:
+            raise Malformed("a length below nothing")
         while count:
             if not self._buffer:
                 await self._more()

@@ -11,6 +11,7 @@ from tidebox.model.box import BoxSpec
 from tidebox.model.launch import SCRATCH, WORKSPACE
 from tidebox.model.limits import MIB, Limits
 from tidebox.runtime import launchers
+from tidebox.runtime.shared.tools import ENVIRONMENT
 
 SHM_BYTES = 64 * MIB
 # What the agent takes for itself, beside the program.
@@ -186,7 +187,12 @@ def container_body(
         "Entrypoint": list(command),
         "Cmd": [],
         # What is empty leads nobody.
-        "Env": [f"{name}=" for name in image.environment if name.startswith(_LEADING)],
+        "Env": [
+            f"{name}={value}"
+            for name, value in (
+                {name: "" for name in image.environment if name.startswith(_LEADING)} | ENVIRONMENT
+            ).items()
+        ],
         "User": f"{user}:{user}",
         "WorkingDir": "/",
         "Hostname": HOSTNAME,
@@ -218,7 +224,7 @@ def _file_systems(spec: BoxSpec, image: ImageFacts, user: int | None) -> dict[st
             return f"rw,nosuid,nodev,{execution},mode=1777,size={size}"
         return f"rw,nosuid,nodev,uid={user},gid={user},{execution},mode={mode},size={size},nr_inodes={inodes}"
 
-    places = [path for path in image.volumes if path.startswith("/") and path != launchers.DIRECTORY]
+    places = [path for path in image.volumes if path != launchers.DIRECTORY]
     found = dict.fromkeys(places, options("noexec", "1777", MIB, 64))
     return found | {
         WORKSPACE: options(executable, "0755", workspace, limits.inodes),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import json
 import os
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -25,7 +26,7 @@ _MOST_BODY = 16 << 20
 _MOST_LINE = 1 << 20
 _MOST_CALLS = 64
 _MOST_MESSAGE = 500
-_SWITCHED, _OK = 101, 200
+_SWITCHED, _OK, _MISSING = 101, 200, 404
 
 
 class EngineRefused(ProvisionFailed):
@@ -66,7 +67,7 @@ class Engine:
         """
         async with self._within(seconds, method, path), self._slots:
             async with self._request(method, path, query, body) as (connection, answer):
-                data = b""
+                data = bytearray()
                 async with aclosing(_body(connection, answer)) as pieces:
                     async for piece in pieces:
                         data += piece
@@ -108,6 +109,29 @@ class Engine:
                 connection.close()
                 raise
         return connection.hand_over
+
+    async def stat(self, container: str, path: str) -> dict[str, Any] | None:
+        """What is at a path in a container, with its ``linkTarget``; None where there is nothing."""
+        place = f"/containers/{quote(container)}/archive"
+        async with self._within(CALL_SECONDS, "HEAD", place), self._slots:
+            try:
+                async with self._request("HEAD", place, {"path": path}, None) as (_, answer):
+                    told = answer.headers.get("x-docker-container-path-stat", "")
+            except EngineRefused as error:
+                if error.status != _MISSING:
+                    raise
+                return None
+        with self.understood("a file"):
+            return dict(json.loads(base64.b64decode(told)))
+
+    @contextmanager
+    def understood(self, what: str) -> Iterator[None]:
+        """Read an answer: one whose form is not the agreed one is like one that is no JSON."""
+        try:
+            yield
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+            reason = f"{what} is not told as agreed ({type(error).__name__})"
+            raise _no_sense(self.endpoint.name, reason) from None
 
     @asynccontextmanager
     async def _request(
@@ -160,11 +184,16 @@ class _Translated:
         if isinstance(error, ssl.SSLError):
             raise RuntimeUnavailable(f"no Docker engine is trusted at {name}: {error}") from None
         if isinstance(error, OSError):
-            reason = os.strerror(error.errno) if error.errno else str(error)
+            # Names that cannot be looked up have numbers of their own.
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
             hint = "; this user may not use it" if error.errno in (errno.EACCES, errno.EPERM) else ""
             raise RuntimeUnavailable(f"no Docker engine answers at {name}: {reason}{hint}") from None
-        if isinstance(error, Malformed | ValueError):
-            raise ProvisionFailed(f"the Docker engine at {name} gave no sensible answer: {error}", step="engine")
+        if isinstance(error, Malformed | ValueError | RecursionError):
+            raise _no_sense(name, str(error)) from None
+
+
+def _no_sense(name: str, reason: str) -> ProvisionFailed:
+    return ProvisionFailed(f"the Docker engine at {name} gave no sensible answer: {reason}", step="engine")
 
 
 def _send(
@@ -230,7 +259,7 @@ async def _refusal(connection: Connection, answer: _Answer, path: str) -> Engine
                 break
     try:
         message = str(json.loads(data)["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         message = data.decode("utf-8", "replace")
     return EngineRefused(
         f"the Docker engine refused it: {message[:_MOST_MESSAGE].strip()}", status=answer.status, step=path

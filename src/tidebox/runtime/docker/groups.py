@@ -104,6 +104,8 @@ class Groups:
             await asyncio.to_thread(group.limit_sockets, memory)
             self._works = True
         except OSError as error:
+            if self._works and isinstance(error, FileNotFoundError):
+                raise ProvisionFailed("the container ended while it was started", step="start") from None
             if self._works:
                 raise ProvisionFailed(
                     f"the buffers of a container's sockets could not be bounded: {error.strerror}", step="sockets"
@@ -111,7 +113,9 @@ class Groups:
 
     async def _find(self, container: str) -> dict[str, str]:
         found = await self._engine.call("GET", f"/containers/{container}/json")
-        text = await asyncio.to_thread(Path(f"/proc/{int(found['State']['Pid'])}/cgroup").read_text)
+        with self._engine.understood("a container"):
+            pid = int(found["State"]["Pid"])
+        text = await asyncio.to_thread(Path(f"/proc/{pid}/cgroup").read_text)
         places: dict[str, str] = {}
         for line in text.splitlines():
             _, controllers, path = line.split(":", 2)

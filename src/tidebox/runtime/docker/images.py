@@ -14,14 +14,16 @@ from urllib.parse import quote
 from tidebox.errors import InvalidImage, TideboxError, UnknownImage
 from tidebox.model.events import Preparing
 from tidebox.model.images import LANGUAGE_IMAGES, image_of
+from tidebox.model.launch import SCRATCH, WORKSPACE
 from tidebox.model.runtimes import ResolvedImage
+from tidebox.runtime import launchers
 from tidebox.runtime.docker.containers import ImageFacts
 from tidebox.runtime.docker.engine import Engine, EngineRefused
 
 MAX_NAME = 255
 
 _NAME = re.compile(
-    r"(?:[a-zA-Z0-9][a-zA-Z0-9.-]*(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"
+    r"(?:[a-zA-Z0-9][a-zA-Z0-9.-]*(?::[0-9]+)?/)?[a-z0-9]+(?:(?:[._]|__|-+|/)[a-z0-9]+)*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[0-9a-f]{64})?\Z"
 )
 _ID = re.compile(r"sha256:[0-9a-f]{64}\Z")
@@ -29,6 +31,15 @@ _MISSING = 404
 _MOST_KNOWN = 256
 # Between two messages about one pull.
 _TELL_SECONDS = 1.0
+_MOST_LAYERS = 1024
+# What a program's own variables have room beside; an engine takes minutes over very many.
+_MOST_VARIABLES, _MOST_ENVIRONMENT = 1024, 65_536
+_MOST_VOLUMES = 64
+# Where a container has what is the engine's or ours.
+_TAKEN = ("/proc", "/sys", "/dev", launchers.DIRECTORY)
+_PLACES = (*_TAKEN, "/dev/shm", "/tmp", WORKSPACE, SCRATCH)
+# How engines, written in Go, mark a symbolic link in the mode of a file.
+_LINK = 1 << 27
 
 Tell = Callable[[Preparing], None]
 
@@ -40,6 +51,7 @@ class Images:
         """``allowed`` are patterns of names; none allow every image."""
         self._allowed = tuple(allowed)
         self._known: OrderedDict[str, ImageFacts] = OrderedDict()
+        self._vetted: OrderedDict[str, None] = OrderedDict()
 
     def canonical(self, name: str) -> str:
         """The name by which the engine knows it; raises ``UnknownImage`` for one that it cannot have or may not."""
@@ -76,7 +88,8 @@ class Images:
                 raise
             self._known.pop(name, None)
             return None
-        self._known[name] = facts = _facts(name, found)
+        with engine.understood("the image"):
+            self._known[name] = facts = image_facts(name, found)
         self._known.move_to_end(name)
         while len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
@@ -110,6 +123,20 @@ class Images:
             raise InvalidImage(f"the image {name} was pulled and is not there", image=name)
         return facts
 
+    async def vet(self, engine: Engine, image: ImageFacts, container: str) -> None:
+        """Refuse an image by which what is mounted at a place of ours would land elsewhere; seen in a container of it
+        that was not started yet."""
+        if image.id in self._vetted:
+            return
+        for place in _PLACES:
+            found = await engine.stat(container, place)
+            with engine.understood("a file"):
+                if found is not None and int(found["mode"]) & _LINK:
+                    raise InvalidImage(f"in the image {image.name} {place} is a symbolic link", image=image.name)
+        self._vetted[image.id] = None
+        while len(self._vetted) > _MOST_KNOWN:
+            self._vetted.popitem(last=False)
+
     async def _pull(self, engine: Engine, name: str, tell: Tell) -> None:
         tell(Preparing(f"pulling the image {name}"))
         repository, tag = _split(name)
@@ -122,9 +149,10 @@ class Images:
                 async for line in lines:
                     if problem := line.get("error"):
                         raise _not_pulled(name, str(problem))
-                    progress = line.get("progressDetail") or {}
-                    if isinstance(progress, dict) and progress.get("total"):
-                        layers[str(line.get("id"))[:64]] = int(progress.get("current") or 0), int(progress["total"])
+                    with engine.understood("the progress of a pull"):
+                        progress = line.get("progressDetail") or {}
+                        if progress.get("total") and len(layers) < _MOST_LAYERS:
+                            layers[str(line.get("id"))[:64]] = int(progress.get("current") or 0), int(progress["total"])
                     if layers and loop.time() - told >= _TELL_SECONDS:
                         told = loop.time()
                         done, total = (sum(column) for column in zip(*layers.values(), strict=True))
@@ -149,12 +177,11 @@ def _allows(pattern: str, name: str) -> bool:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """Repository, and tag with digest."""
+    """Repository, and tag; where there is a digest that, for an engine does not look at the tag then."""
     start = name.rfind("/") + 1
-    repository, mark, tag = name[start:].partition(":")
-    if "@" in repository:
-        repository, mark, tag = name[start:].partition("@")
-    return name[:start] + repository, tag if mark else ""
+    tagged, _, digest = name[start:].partition("@")
+    repository, _, tag = tagged.partition(":")
+    return name[:start] + repository, digest or tag
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -166,19 +193,45 @@ def _split(name: str) -> tuple[str, str]:
     return repository, tag
 
 
-def _facts(name: str, found: dict[str, Any]) -> ImageFacts:
+def image_facts(name: str, found: dict[str, Any]) -> ImageFacts:
+    """What the engine says of an image; raises ``InvalidImage`` for one that no container can be made of."""
     config = found.get("Config") or {}
     id = str(found["Id"])
     # One that came from a registry has its digest there; another is known by that of its configuration.
     digests = [str(item).partition("@")[2] for item in found.get("RepoDigests") or ()]
-    variables = (str(item).partition("=") for item in config.get("Env") or ())
+    environment = [str(item) for item in config.get("Env") or ()]
+    if len(environment) > _MOST_VARIABLES or sum(map(len, environment)) > _MOST_ENVIRONMENT:
+        raise InvalidImage(
+            f"the environment of the image {name} is larger than {_MOST_VARIABLES} variables of {_MOST_ENVIRONMENT} "
+            "characters together",
+            image=name,
+        )
+    volumes = [str(path) for path in config.get("Volumes") or ()]
+    if len(volumes) > _MOST_VOLUMES:
+        raise InvalidImage(f"the image {name} has more than {_MOST_VOLUMES} volumes", image=name)
+    variables = (item.partition("=") for item in environment)
     return ImageFacts(
         name=name,
         id=id,
         digest=digests[0] if digests and digests[0] else id,
         environment={variable: value for variable, _, value in variables if variable},
-        volumes=tuple(map(str, config.get("Volumes") or ())),
+        volumes=tuple(dict.fromkeys(_place(name, path) for path in volumes)),
     )
+
+
+def _place(name: str, path: str) -> str:
+    """Where an engine puts a volume of an image; raises ``InvalidImage`` where that may not be.
+
+    An engine takes what has another name there for something else, and leaves it a directory of its disk, of no size;
+    one that does not begin at the root has no name at all by which that could be told.
+    """
+    parts = [part for part in path.split("/") if part]
+    place = "/" + "/".join(parts)
+    # Our own directory itself is covered; anything below it would cover that.
+    taken = any(place == other or place.startswith(f"{other}/") for other in _TAKEN) and place != launchers.DIRECTORY
+    if not parts or taken or not path.startswith("/") or {".", ".."} & set(parts):
+        raise InvalidImage(f"the image {name} has a volume at {path[:MAX_NAME]!r}, where none may be", image=name)
+    return place
 
 
 def _not_pulled(name: str, reason: str) -> UnknownImage:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any
+from dataclasses import dataclass
 
 from tidebox.errors import TideboxError
 from tidebox.runtime.docker.engine import Engine, EngineRefused
+from tidebox.runtime.docker.tools import remove_scratch
 from tidebox.runtime.shared.owners import INSTALLATION, OWNER, Owner
 
 _log = logging.getLogger(__name__)
@@ -21,6 +22,15 @@ _RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 30.0
 # How long an engine that was asked to make a container, and never answered, may still make it.
 _LATE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A container, as it is listed."""
+
+    id: str
+    names: tuple[str, ...]
+    owner: str
 
 
 class Removal:
@@ -72,16 +82,20 @@ class Removal:
         pause = _RETRY_SECONDS
         while self._owed or self._late:
             await asyncio.sleep(pause)
+            owing = len(self._owed)
             if self._late:
                 await self._look_for_late()
-                pause = min(pause * 2, _LONGEST_RETRY_SECONDS)
-            for name in list(self._owed):
-                if await self._remove(name):
-                    self._owed.discard(name)
-                    pause = _RETRY_SECONDS
-                else:
-                    pause = min(pause * 2, _LONGEST_RETRY_SECONDS)
-                    break
+            await self._remove_owed()
+            pause = _RETRY_SECONDS if len(self._owed) < owing else min(pause * 2, _LONGEST_RETRY_SECONDS)
+
+    async def _remove_owed(self) -> None:
+        """Each by itself: one that does not go keeps no other."""
+
+        async def remove(name: str) -> None:
+            if await self._remove(name):
+                self._owed.discard(name)
+
+        await asyncio.gather(*(remove(name) for name in list(self._owed)))
 
     async def _look_for_late(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -89,32 +103,48 @@ class Removal:
             found = await self._labelled(f"{OWNER}={self._owner.name}")
         except TideboxError:
             return
-        made = {name.lstrip("/") for item in found for name in item.get("Names") or ()}
+        made = {name for container in found for name in container.names}
         for name, until in list(self._late.items()):
+            if name in made:
+                self._owed.add(name)
             if name in made or now > until:
                 del self._late[name]
-            if name in made and not await self._remove(name):
-                self._owed.add(name)
 
-    async def _labelled(self, label: str) -> list[dict[str, Any]]:
+    async def _labelled(self, label: str) -> list[_Found]:
         filters = json.dumps({"label": [label]})
-        found: list[dict[str, Any]] = await self._engine.call(
-            "GET", "/containers/json", query={"all": "1", "filters": filters}
-        )
-        return found
+        found = await self._engine.call("GET", "/containers/json", query={"all": "1", "filters": filters})
+        with self._engine.understood("the list of containers"):
+            return [
+                _Found(
+                    id=str(item["Id"]),
+                    names=tuple(str(name).lstrip("/") for name in item.get("Names") or ()),
+                    owner=str(item["Labels"].get(OWNER, "")),
+                )
+                for item in found
+            ]
 
-    async def sweep(self) -> int:
-        """Remove what dead owners of this installation left; how many containers that were."""
+    async def sweep(self) -> None:
+        """Remove what dead owners of this installation left, as far as it goes now; the rest is owed."""
+        try:
+            await self._sweep()
+        except TideboxError as error:
+            _log.info("what servers that ended have left is still there: %s", error.message)
+
+    async def _sweep(self) -> None:
         found = await self._labelled(f"{INSTALLATION}={self._owner.installation}")
-        dead = set(await asyncio.to_thread(self._owner.dead))
-        left = [item for item in found if not await asyncio.to_thread(self._owner.lives, item["Labels"].get(OWNER, ""))]
-        removed = 0
-        for item in left:
-            removed += await self._remove(item["Id"])
-        if removed == len(left):
+        dead = await asyncio.to_thread(self._owner.dead)
+        left = [each.id for each in found if not await asyncio.to_thread(self._owner.lives, each.owner)]
+        self._owed.update(left)
+        await self._remove_owed()
+        for owner in dead:
+            await remove_scratch(self._engine, owner)
+        if self._owed.isdisjoint(left):
             for owner in dead:
                 await asyncio.to_thread(self._owner.forget, owner)
-        return removed
+        else:
+            self._begin_to_pay()
+        if left:
+            _log.info("%d containers of servers that ended were found", len(left))
 
     async def close(self, seconds: float) -> bool:
         """Try once more, no longer than that; whether nothing is left."""
@@ -123,12 +153,9 @@ class Removal:
             await asyncio.gather(self._paying, return_exceptions=True)
         try:
             async with asyncio.timeout(seconds):
-                for name in list(self._owed):
-                    if not await self._remove(name):
-                        return False
-                    self._owed.discard(name)
                 if self._late:
                     await self._look_for_late()
+                await self._remove_owed()
         except TimeoutError:
             return False
-        return not self._late
+        return not self._late and not self._owed

@@ -152,7 +152,9 @@ class DockerRuntime(Runtime):
     async def _look(self) -> _Connected:
         endpoint = await asyncio.to_thread(find_endpoint, self._settings.docker.host, self._settings.environment)
         engine = Engine(endpoint)
-        facts = probe.facts_of(await engine.call("GET", "/info"), await engine.call("GET", "/version"))
+        info, version = await engine.call("GET", "/info"), await engine.call("GET", "/version")
+        with engine.understood("the engine itself"):
+            facts = probe.facts_of(info, version)
         self._choose_runtime(facts)
         owner = await asyncio.to_thread(Owner, self._directory)
         removal = Removal(engine, owner)
@@ -164,18 +166,13 @@ class DockerRuntime(Runtime):
 
         tools = Tools(engine, facts.machine, owner.labels, python)
         connected = _Connected(engine, facts, tools, owner, removal, Groups(engine, facts))
-        try:
-            swept = await removal.sweep()
-        except BaseException:
-            owner.close(nothing_left=True)
-            raise
+        # What does not go holds nobody up.
+        self._later(removal.sweep())
         if self._settings.docker.prepull:
             self._prepulling = asyncio.get_running_loop().create_task(
                 self._images.prepull(engine, self._settings.docker.prepull, lambda event: _log.info(event.message)),
                 name="docker: pulling images",
             )
-        if swept:
-            _log.info("%d containers of servers that ended were removed", swept)
         return connected
 
     def _choose_runtime(self, facts: EngineFacts) -> None:
@@ -206,7 +203,7 @@ class DockerRuntime(Runtime):
         engine = connected.engine
         await self._look_at_defaults(engine)
         present = next((self._images.facts(image.name) for image in self._images.known()), None)
-        scratch = await make_scratch(engine) if present is None else None
+        scratch = await make_scratch(engine, connected.owner.name) if present is None else None
         try:
             image = present or ImageFacts(name=str(scratch), id=str(scratch), digest="")
             await connected.tools.ensure(image.id)
@@ -220,7 +217,7 @@ class DockerRuntime(Runtime):
                 await box.close()
         finally:
             if scratch is not None:
-                await remove_scratch(engine, scratch)
+                await remove_scratch(engine, connected.owner.name)
 
     async def _look_at_defaults(self, engine: Engine) -> None:
         for name in dict.fromkeys(LANGUAGE_IMAGES.values()):
@@ -296,7 +293,10 @@ class DockerRuntime(Runtime):
         box: DockerBox | None = None
         try:
             async with self._starts:
-                container = (await asyncio.shield(made))["Id"]
+                answer = await asyncio.shield(made)
+                with engine.understood("a new container"):
+                    container = str(answer["Id"])
+                await self._images.vet(engine, image, container)
                 link = Link.to(await engine.attach(name), _READY, _bootstrap(image))
                 box = DockerBox(
                     name,

@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import re
-import secrets
 
 from tidebox.errors import StartupTimeout, TideboxError
 from tidebox.runtime import launchers
@@ -27,6 +26,8 @@ _COMPLETE = "complete"
 _FILL_SECONDS = 120.0
 _HOLD_SECONDS = 2 * _FILL_SECONDS
 _MISSING, _IN_USE = 404, 409
+# Volumes without a name that its image asks for, too; ours has one, and stays.
+_WITH_ALL_OF_IT = {"force": "1", "v": "1"}
 
 
 class Tools:
@@ -56,7 +57,8 @@ class Tools:
         filters = json.dumps({"name": [VOLUME]})
         try:
             found = await self._engine.call("GET", "/volumes", query={"filters": filters})
-            names = [str(volume["Name"]) for volume in found.get("Volumes") or ()]
+            with self._engine.understood("the list of volumes"):
+                names = [str(volume["Name"]) for volume in found.get("Volumes") or ()]
             for name in names:
                 if _NAME.match(name) and name != self.volume:
                     await self._remove(name)
@@ -87,7 +89,7 @@ class Tools:
                         seconds=_FILL_SECONDS,
                     )
         finally:
-            await self._engine.call("DELETE", f"/containers/{name}", query={"force": "1"})
+            await self._engine.call("DELETE", f"/containers/{name}", query=_WITH_ALL_OF_IT)
 
     async def _hold(self, scratch: str) -> str:
         """A container with the volume whose name only one can have at a time, of all who use the engine.
@@ -128,40 +130,36 @@ class Tools:
                 raise
         except StartupTimeout:
             try:
-                await self._engine.call("DELETE", f"/containers/{name}", query={"force": "1"})
+                await self._engine.call("DELETE", f"/containers/{name}", query=_WITH_ALL_OF_IT)
             except EngineRefused as error:
                 if error.status != _MISSING:
                     raise
 
     async def _is_complete(self, container: str) -> bool:
-        try:
-            await self._engine.call(
-                "HEAD", f"/containers/{container}/archive", query={"path": f"{launchers.DIRECTORY}/{_COMPLETE}"}
-            )
-        except EngineRefused as error:
-            if error.status != _MISSING:
-                raise
-            return False
-        return True
+        return await self._engine.stat(container, f"{launchers.DIRECTORY}/{_COMPLETE}") is not None
 
     async def _archive(self) -> bytes:
         collected = await collecting.collect(self._engine, self._machine, self._labels, self._provide)
         return await asyncio.to_thread(tools.complete, collected, self._machine)
 
 
-async def make_scratch(engine: Engine) -> str:
-    """An image of nothing, to make containers of that need none; who made it removes it."""
-    name = f"tidebox-scratch:{secrets.token_hex(8)}"
+async def make_scratch(engine: Engine, owner: str) -> str:
+    """An image of nothing, to make containers of that need none; who made it removes it, or who comes after them."""
+    name = _scratch(owner)
     empty = tar_of({".tidebox/empty": b""})
     # With the tag in the name: not every engine reads it from elsewhere.
     await engine.call("POST", "/images/create", query={"fromSrc": "-", "repo": name}, body=empty)
     return name
 
 
-async def remove_scratch(engine: Engine, name: str) -> None:
-    """Remove such an image, if it is still there."""
+async def remove_scratch(engine: Engine, owner: str) -> None:
+    """Remove the image of that owner, if it is there."""
     try:
-        await engine.call("DELETE", f"/images/{name}", query={"force": "1"})
+        await engine.call("DELETE", f"/images/{_scratch(owner)}", query={"force": "1"})
     except EngineRefused as error:
         if error.status != _MISSING:
             raise
+
+
+def _scratch(owner: str) -> str:
+    return f"tidebox-scratch:{owner}"

@@ -11,6 +11,7 @@ from tidebox.model.box import BoxSpec
 from tidebox.model.launch import SCRATCH, WORKSPACE
 from tidebox.model.limits import MIB, Limits
 from tidebox.runtime import launchers
+from tidebox.runtime.shared.tools import ENVIRONMENT
 
 SHM_BYTES = 64 * MIB
 HOSTNAME = "tidebox"
@@ -66,7 +67,7 @@ def configuration(spec: BoxSpec, root: Root, *, tools: Path, command: Sequence[s
             "terminal": False,
             "user": {"uid": AGENT_UID, "gid": AGENT_UID},
             "args": list(command),
-            "env": [],
+            "env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
             "cwd": "/",
             "capabilities": {name: [*_CAPABILITIES, *_AT_FIRST] if name in _KEPT_SETS else [] for name in _SETS},
             "rlimits": _rlimits(spec.limits),

@@ -22,6 +22,8 @@ import tempfile
 
 _LOADER = re.compile(r"/ld-(linux|musl)[^/]*\.so[^/]*$|/ld-[0-9.]+\.so$")
 _LISTED = re.compile(r"^\s*(\S+) => (/\S+)", re.MULTILINE)
+# Libraries that an image wants to have in every process; the second is nowhere.
+_PRELOADED, _NOTHING = b"/etc/ld.so.preload\0", b"/.tidebox/nothing\0\0"
 _ALWAYS = ("encodings.utf_8", "encodings.ascii", "encodings.latin_1")
 
 
@@ -52,7 +54,7 @@ def main(package_root: str, *modules: str) -> None:
         mapped = {line.split()[-1] for line in maps if "/" in line}
     loader = next((path for path in sorted(mapped) if _LOADER.search(path)), None)
     if loader is not None:
-        files["ld.so"] = _read(loader)
+        files["ld.so"] = _read(loader).replace(_PRELOADED, _NOTHING)
         listed = "".join(
             subprocess.run([loader, "--list", path], capture_output=True, text=True, check=False).stdout
             for path in shared

@@ -25,8 +25,11 @@ class Owner:
         self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.installation = _installation(directory / _INSTALLATION_FILE)
         self.name = secrets.token_hex(8)
-        self._lock = os.open(self._locks / self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        # It is not among the others before it is locked: one without a lock is taken for dead.
+        pending = directory / f".{self.name}"
+        self._lock = os.open(pending, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         _try_to_lock(self._lock)
+        pending.rename(self._locks / self.name)
 
     @property
     def labels(self) -> dict[str, str]:

@@ -26,6 +26,8 @@ MODULE = "tidebox.spawner.container"
 # What it loads only when it is asked for something.
 LATER = ("tidebox.spawner.examination", "tidebox.spawner.renewal", "json")
 SECONDS = 60.0
+# With any other locale it would load what the image has for one, code included.
+ENVIRONMENT = {"LC_ALL": "C"}
 # What the agent is made of, below the package.
 _PARTS = ("agent", "wire", "spawner")
 

@@ -184,7 +184,7 @@ def test_one_thread_has_many_executions_under_way(make_client: MakeClient) -> No
         assert "".join(text for _, text in first) == "".join(f"{number} " for number in range(100))
 
 
-def test_ping(make_client: MakeClient) -> None:
+def test_a_ping_tells_the_load_of_the_server(make_client: MakeClient) -> None:
     def serve(talk: Talk) -> None:
         assert "id" not in talk.next("ping")
         talk.say("pong", load={"active_executions": 3, "queue_depth": 2})

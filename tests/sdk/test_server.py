@@ -26,7 +26,7 @@ def client(make_client: MakeClient, running_server: RunningServer) -> AnyClient:
     return make_client(running_server.url, api_key=running_server.key)
 
 
-def test_hello(client: AnyClient) -> None:
+def test_a_program_prints(client: AnyClient) -> None:
     result = client.run("print('hello')")
     assert (result.ok, result.stdout, result.stderr, result.exit_code) == (True, "hello\n", "", 0)
     assert (result.status, result.outcome) == (Status.COMPLETED, Outcome.EXITED)

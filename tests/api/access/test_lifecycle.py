@@ -50,7 +50,7 @@ def make_binding(state: SandboxState = SandboxState.ACTIVE) -> Binding:
         ("active", 1000.0, True, "terminated"),
     ],
 )
-def test_what_is_due(state: str, now: float, in_use: bool, following: str | None) -> None:
+def test_the_next_state_that_is_due(state: str, now: float, in_use: bool, following: str | None) -> None:
     found = due(make_binding(SandboxState(state)), LeaseTerms(idle_timeout=50.0, grace=10.0), now, in_use=in_use)
     assert (found.value if found is not None else None) == following
 
@@ -62,7 +62,7 @@ def test_a_lease_ends_before_the_idle_time() -> None:
     assert due(make_binding(), terms, 510.0, in_use=True) is None
 
 
-def test_the_table() -> None:
+def test_every_sandbox_state_can_be_terminated() -> None:
     assert set(TRANSITIONS) == set(SandboxState)
     assert TRANSITIONS[SandboxState.TERMINATED] == frozenset()
     for state in set(SandboxState) - {SandboxState.TERMINATED}:
@@ -155,7 +155,7 @@ def test_a_shared_sandbox_lives_as_long_as_one_needs_it(start_server: Callable[.
         wait_for(lambda: not list((server.data_dir / "run" / "agents").glob("*.sock")))
 
 
-def test_the_hard_end(start_server: Callable[..., RunningServer]) -> None:
+def test_a_sandbox_in_use_ends_at_its_hard_ttl(start_server: Callable[..., RunningServer]) -> None:
     server = start_server(hard_ttl_sec="1.5", **FAST)
     with Client(server) as client:
         session = client.ensure("t")

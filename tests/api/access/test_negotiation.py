@@ -16,7 +16,7 @@ def refreshed(server: RunningServer, token: str) -> httpx.Response:
     return httpx.post(f"{server.url}/sandbox/refresh", headers={"Authorization": f"Bearer {token}"}, timeout=60)
 
 
-def test_the_protocol(ada: Client, server: RunningServer, thread: str) -> None:
+def test_acquire_refresh_and_release(ada: Client, server: RunningServer, thread: str) -> None:
     grant = ada.acquire(thread, "asst_1")
     sandbox_id = grant["sandbox_id"]
     assert grant["protocol_version"] == "1.0"
@@ -54,7 +54,9 @@ def test_it_shares_bindings_with_the_session_protocol(ada: Client, thread: str) 
     ada.of_session("DELETE", session["session_id"])
 
 
-def test_others(ada: Client, bob: Client, server: RunningServer, thread: str) -> None:
+def test_other_users_are_refused_the_sandbox_of_a_thread(
+    ada: Client, bob: Client, server: RunningServer, thread: str
+) -> None:
     grant = ada.acquire(thread)
     error_of(bob.http.post("/sandbox/acquire", json={"thread_id": thread}), 403, "FORBIDDEN")
     error_of(bob.http.post("/sandbox/release", json={"sandbox_id": grant["sandbox_id"]}), 403, "FORBIDDEN")
@@ -65,14 +67,14 @@ def test_others(ada: Client, bob: Client, server: RunningServer, thread: str) ->
     ada.http.post("/sandbox/release", json={"sandbox_id": grant["sandbox_id"]})
 
 
-def test_wrong_requests(ada: Client) -> None:
+def test_invalid_acquire_requests_are_refused(ada: Client) -> None:
     bodies: list[Any] = [{}, {"assistant_id": "a"}, {"thread_id": ""}, {"thread_id": ["t"]}, [], "t"]
     for body in bodies:
         error_of(ada.http.post("/sandbox/acquire", json=body), 400, "INVALID_REQUEST")
     error_of(ada.http.post("/sandbox/release", json={}), 400, "INVALID_REQUEST")
 
 
-def test_a_thread_that_ended(ada: Client, server: RunningServer, thread: str) -> None:
+def test_tokens_of_an_ended_thread_are_refused(ada: Client, server: RunningServer, thread: str) -> None:
     grant = ada.acquire(thread)
     assert ada.http.delete(f"/v1/sandbox/scopes/thread/{thread}").status_code == 204
     error_of(refreshed(server, grant["token"]), 401, "UNAUTHENTICATED")

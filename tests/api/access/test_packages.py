@@ -106,7 +106,7 @@ class TestClients:
             with pytest.raises(PackageUnresolvable, match="not-there"):
                 access.ensure(f"{thread}-none", packages={"python": ["not-there"]})
 
-    def test_the_same_for_asyncio(self, server: RunningServer, thread: str) -> None:
+    def test_an_asyncio_client_asks_for_packages(self, server: RunningServer, thread: str) -> None:
         async def ask() -> str:
             async with (
                 AsyncAccess(server.url, api_key=server.key) as access,

@@ -734,7 +734,7 @@ def test_another_server_is_not_believed_everything(start_server: Starter) -> Non
         ('[{"name": "a", "url": "http://h", "api_key_file": "/there/is/none"}]', "no key"),
     ],
 )
-def test_settings_that_cannot_be(start_server: Starter, providers: str, said: str) -> None:
+def test_invalid_provider_settings_stop_the_start(start_server: Starter, providers: str, said: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(said)) as failure:
         start_server(providers=providers, **FAST)
     assert "secret-x" not in str(failure.value)

@@ -13,7 +13,7 @@ from tests.api.conftest import RunningServer
 from tidebox.model.ids import new_id
 
 
-def test_the_smaller_protocol(ada: Client, server: RunningServer, thread: str) -> None:
+def test_the_session_part_of_the_protocol(ada: Client, server: RunningServer, thread: str) -> None:
     error_of(ada.negotiate(thread_id=thread, mode="get"), 404, "SESSION_NOT_FOUND")
     session = ada.ensure(thread)
     assert session["thread_id"] == thread
@@ -41,7 +41,7 @@ def test_the_smaller_protocol(ada: Client, server: RunningServer, thread: str) -
     error_of(ada.negotiate(thread_id=thread, mode="get"), 404, "SESSION_NOT_FOUND")
 
 
-def test_lists(ada: Client, bob: Client, admin: Client, thread: str) -> None:
+def test_sessions_are_listed_newest_first_and_per_user(ada: Client, bob: Client, admin: Client, thread: str) -> None:
     first, second = ada.ensure(thread), ada.ensure(thread + "-2")
     listed = found(ada.http.request("GET", "/v1/sandbox/sessions"))
     mine = [item for item in listed["items"] if item["scope"]["id"].startswith(thread)]
@@ -62,7 +62,7 @@ def test_lists(ada: Client, bob: Client, admin: Client, thread: str) -> None:
     assert not [item for item in left if item["scope"]["id"].startswith(thread)]
 
 
-def test_the_full_protocol(ada: Client, thread: str) -> None:
+def test_the_binding_part_of_the_protocol(ada: Client, thread: str) -> None:
     scope = {"type": "thread", "id": thread}
     error_of(ada.negotiate(scope=scope, mode="attach_only"), 404, "BINDING_NOT_FOUND")
     made = found(
@@ -139,7 +139,7 @@ def test_every_scope_has_its_own_sandbox(ada: Client, thread: str, type: str) ->
         {"thread_id": "t", "mode": "ensure", "actor": {"type": "robot"}},
     ],
 )
-def test_wrong_requests(ada: Client, body: dict[str, Any]) -> None:
+def test_invalid_session_requests_are_refused(ada: Client, body: dict[str, Any]) -> None:
     error_of(ada.negotiate(**body), 400, "INVALID_REQUEST")
 
 
@@ -228,7 +228,7 @@ def test_an_unknown_provider(ada: Client, thread: str) -> None:
     error_of(ada.negotiate(scope={"type": "thread", "id": thread}, **body), 503, "BACKEND_UNAVAILABLE")
 
 
-def test_nothing_without_a_credential(server: RunningServer, thread: str) -> None:
+def test_every_route_needs_a_credential(server: RunningServer, thread: str) -> None:
     with httpx.Client(base_url=server.url, timeout=60) as nobody:
         for method, path in (
             ("POST", "/v1/sandbox/sessions"),

@@ -203,7 +203,7 @@ def test_a_client_that_leaves_takes_its_program_along(plane: Plane, token: str, 
         time.sleep(0.05)
 
 
-def test_who_may(plane: Plane, sandbox: LocalSandbox) -> None:
+def test_exec_needs_a_token_with_the_exec_capability(plane: Plane, sandbox: LocalSandbox) -> None:
     with plane.client(plane.token(sandbox, Capability.FS_READ, Capability.SHELL)) as client:
         answer = client.post("/v1/exec", json={"command": ["true"]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "CAPABILITY_DENIED")
@@ -224,7 +224,7 @@ def test_a_token_of_another_sandbox(plane: Plane, sandbox: LocalSandbox, http: h
     assert (found["stdout"], "No such file" in found["stderr"]) == ("", True)
 
 
-def test_methods_and_paths(http: httpx2.Client) -> None:
+def test_wrong_methods_and_paths_are_refused(http: httpx2.Client) -> None:
     answer = http.get("/v1/exec")
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "METHOD_NOT_ALLOWED")
     assert answer.headers["allow"] == "POST"

@@ -58,7 +58,7 @@ def there(http: httpx2.Client, request: pytest.FixtureRequest) -> str:
     return path
 
 
-def test_up_and_down(http: httpx2.Client, there: str) -> None:
+def test_an_uploaded_file_is_downloaded_unchanged(http: httpx2.Client, there: str) -> None:
     content = bytes(range(256))
     assert put(http, f"{there}/a.bin", content) == {"path": f"{there}/a.bin", "size": 256}
     answer = get(http, f"{there}/a.bin")
@@ -69,7 +69,7 @@ def test_up_and_down(http: httpx2.Client, there: str) -> None:
     assert names(http, there) == ["a.bin"]
 
 
-def test_an_empty_file(http: httpx2.Client, there: str) -> None:
+def test_an_empty_file_is_uploaded_and_downloaded(http: httpx2.Client, there: str) -> None:
     assert put(http, f"{there}/empty", b"")["size"] == 0
     assert get(http, f"{there}/empty").content == b""
 
@@ -79,7 +79,7 @@ def test_a_relative_path_is_below_the_workspace_and_directories_are_made(http: h
     assert get(http, "/workspace/deep/down/file").content == b"x"
 
 
-def test_a_form(http: httpx2.Client, there: str) -> None:
+def test_a_file_is_uploaded_as_a_multipart_form(http: httpx2.Client, there: str) -> None:
     content = os.urandom(300_000)
     answer = http.post(
         "/v1/files/upload",
@@ -142,7 +142,9 @@ def test_fifty_megabytes_up_and_down(http: httpx2.Client, there: str) -> None:
         ("bytes=x", 416, None),
     ],
 )
-def test_ranges(http: httpx2.Client, there: str, asked: str, status: int, content: bytes | None) -> None:
+def test_a_range_of_a_file_is_downloaded(
+    http: httpx2.Client, there: str, asked: str, status: int, content: bytes | None
+) -> None:
     put(http, f"{there}/digits", b"0123456789")
     answer = get(http, f"{there}/digits", Range=asked)
     assert answer.status_code == status
@@ -152,7 +154,7 @@ def test_ranges(http: httpx2.Client, there: str, asked: str, status: int, conten
         assert answer.headers["content-range"] == "bytes */10"
 
 
-def test_only_the_head(http: httpx2.Client, there: str) -> None:
+def test_head_of_a_download_has_the_size_and_no_body(http: httpx2.Client, there: str) -> None:
     put(http, f"{there}/digits", b"0123456789")
     answer = http.head("/v1/files/download", params={"path": f"{there}/digits"})
     assert (answer.status_code, answer.headers["content-length"], answer.content) == (200, "10", b"")
@@ -337,7 +339,7 @@ def test_the_same_below_the_name_of_the_sandbox(http: httpx2.Client, sandbox: Lo
         ("/etc/shadow", (403, "FILE_ACCESS_DENIED")),
     ],
 )
-def test_what_cannot_be_read(http: httpx2.Client, path: str, expected: tuple[int, str]) -> None:
+def test_files_that_cannot_be_read_are_refused(http: httpx2.Client, path: str, expected: tuple[int, str]) -> None:
     answer = get(http, path)
     assert answer.status_code in (expected[0], 404), answer.text
     if answer.status_code == expected[0]:
@@ -388,7 +390,9 @@ def test_a_full_workspace(plane: Plane) -> None:
         assert made["stdout"] == f"{100 << 20}\n", made
 
 
-def test_who_may(plane: Plane, sandbox: LocalSandbox, http: httpx2.Client, there: str) -> None:
+def test_file_routes_need_their_capability(
+    plane: Plane, sandbox: LocalSandbox, http: httpx2.Client, there: str
+) -> None:
     put(http, f"{there}/f", b"x")
     reads = [("GET", "download"), ("GET", "list"), ("GET", "stat")]
     writes = [("POST", "upload"), ("GET", "upload"), ("DELETE", "upload"), ("POST", "mkdir"), ("POST", "remove")]

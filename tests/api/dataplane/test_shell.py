@@ -148,7 +148,7 @@ def test_vim_edits_a_file(plane: Plane, token: str, http: httpx2.Client) -> None
     assert answer.text == "hello from vim\nhello from vim\n"
 
 
-def test_colours(plane: Plane, token: str) -> None:
+def test_a_terminal_shows_colours(plane: Plane, token: str) -> None:
     with plane.socket(SHELL, token) as socket:
         socket.send("start", command=["ls", "--color=auto", "-d", "/tmp"])
         frames = socket.until("exit")
@@ -204,7 +204,7 @@ def test_every_path_to_a_shell(plane: Plane, token: str, sandbox: LocalSandbox, 
         assert "/dev/pts/" in "".join(frame["data"] for frame in frames if frame["type"] == "stdout")
 
 
-def test_who_may(plane: Plane, sandbox: LocalSandbox) -> None:
+def test_a_shell_needs_the_shell_capability(plane: Plane, sandbox: LocalSandbox) -> None:
     with plane.socket(SHELL, plane.token(sandbox, Capability.EXEC)) as socket:
         socket.send("start")
         error = socket.expect("error")["error"]

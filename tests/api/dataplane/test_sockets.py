@@ -146,7 +146,7 @@ def test_an_expired_token_starts_nothing_until_a_new_one_is_shown(plane: Plane, 
         socket.until("exit")
 
 
-def test_input_and_its_end(plane: Plane, token: str) -> None:
+def test_a_program_reads_its_input_and_the_end_of_it(plane: Plane, token: str) -> None:
     with plane.socket(EXEC, token) as socket:
         socket.send("start", command=["cat"], stdin=True)
         socket.expect("ready")
@@ -185,7 +185,7 @@ def test_a_start_that_is_too_much_is_refused(plane: Plane, token: str, frame: di
         assert socket.until("exit")[-1]["exit_code"] == 0
 
 
-def test_signals(plane: Plane, token: str) -> None:
+def test_a_signal_frame_reaches_the_program(plane: Plane, token: str) -> None:
     for name, ended in (("INT", "INT"), ("SIGTERM", "TERM"), ("kill", "KILL")):
         with plane.socket(EXEC, token) as socket:
             socket.send("start", command=["sleep", "60"])
@@ -271,14 +271,14 @@ def test_no_more_programs_are_left_running_than_may_be(plane: Plane, monkeypatch
         socket.expect("ready")
 
 
-def test_a_time_limit(plane: Plane, token: str) -> None:
+def test_a_program_ends_at_its_timeout(plane: Plane, token: str) -> None:
     with plane.socket(EXEC, token) as socket:
         socket.send("start", command=["sleep", "60"], timeout_ms=200)
         ended = socket.until("exit")[-1]
         assert (ended["signal"], ended["timed_out"]) == ("KILL", True)
 
 
-def test_ping(plane: Plane, token: str) -> None:
+def test_a_ping_is_answered(plane: Plane, token: str) -> None:
     with plane.socket(EXEC, token) as socket:
         socket.send("ping")
         assert socket.receive() == {"type": "pong"}

@@ -187,7 +187,7 @@ def test_a_flood_is_an_overflow_and_holds_up_nobody(plane: Plane, token: str, ht
             frame = socket.receive(30)
 
 
-def test_who_may(plane: Plane, sandbox: LocalSandbox, there: str) -> None:
+def test_watching_needs_a_token_with_the_fs_read_capability(plane: Plane, sandbox: LocalSandbox, there: str) -> None:
     with plane.socket(f"{WATCH}?path={there}", plane.token(sandbox, Capability.FS_WRITE, Capability.EXEC)) as socket:
         assert socket.expect("error")["error"]["code"] == "CAPABILITY_DENIED"
         assert closed(socket) == 1008

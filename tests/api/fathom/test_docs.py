@@ -36,17 +36,17 @@ def test_the_example_runs(running_server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BOUNDS))
-def test_ranges(name: str) -> None:
+def test_the_page_has_the_range_of_each_limit(name: str) -> None:
     numbers = [int(number.replace(" ", "")) for number in re.findall(r"\d[\d ]*\d|\d", ROWS[f"`limits.{name}`"][3])]
     assert numbers[:2] == [BOUNDS[name].low, BOUNDS[name].high]
 
 
-def test_defaults() -> None:
+def test_the_page_has_the_defaults() -> None:
     assert ROWS["`limits.cpu_shares`"][3].endswith(f"default {DEFAULT_CPU_SHARES}")
     assert ROWS["`limits.max_output_bytes`"][3].replace(" ", "").endswith(f"default{DEFAULT_OUTPUT_BYTES}")
 
 
-def test_sizes() -> None:
+def test_the_page_has_the_maximum_sizes() -> None:
     assert f"1 to {requests.MAX_ID_BYTES} bytes" in ROWS["`id`"][3]
     assert f"up to {requests.MAX_CODE_BYTES // MIB} MiB" in ROWS["`code`"][3]
     assert f"up to {requests.MAX_STDIN_BYTES // MIB} MiB" in ROWS["`stdin`"][3]

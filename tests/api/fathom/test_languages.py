@@ -81,55 +81,55 @@ def _wait_until_filled(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_hello(client: Client, language: str) -> None:
+async def test_a_program_prints(client: Client, language: str) -> None:
     done = await client.run(HELLO[language], language)
     assert done.sequence == ["ack", "running", "stdout", "completed", "result"]
     assert (done.stdout, done.stderr, done.exit_code) == ("hello\n", "", 0)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_exit_code_and_errors(client: Client, language: str) -> None:
+async def test_exit_code_and_stderr_are_reported(client: Client, language: str) -> None:
     done = await client.run(FAILING[language], language)
     assert done.sequence == ["ack", "running", "stderr", "failed", "result"]
     assert (done.stdout, done.stderr, done.exit_code) == ("", "why\n", 7)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_input_and_environment(client: Client, language: str) -> None:
+async def test_a_program_reads_input_and_environment(client: Client, language: str) -> None:
     # A line with its end: Elixir's own I/O server forgets one without if the end of the input comes a moment later.
     done = await client.run(ECHO[language], language, env={"NAME": "Jürgen "}, stdin="日本\n")
     assert (done.stdout, done.stderr) == ("Jürgen 日本\n", "")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_code_that_is_none(client: Client, language: str) -> None:
+async def test_code_with_a_syntax_error_fails(client: Client, language: str) -> None:
     done = await client.run(BROKEN[language], language)
     assert done.sequence == ["ack", "running", "stderr", "failed", "result"]
     assert "main." in done.stderr
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_no_code_at_all(client: Client, language: str) -> None:
+async def test_empty_code_completes(client: Client, language: str) -> None:
     done = await client.run("", language)
     assert done.sequence == ["ack", "running", "completed", "result"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_time_limit(client: Client, language: str) -> None:
+async def test_a_program_ends_at_its_timeout(client: Client, language: str) -> None:
     done = await client.run(ENDLESS[language], language, timeout_ms=2000)
     assert done.sequence == ["ack", "running", "stdout", "timeout", "result"]
     assert done.exit_code is None
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_memory_limit(client: Client, language: str) -> None:
+async def test_a_program_over_its_memory_limit_is_killed(client: Client, language: str) -> None:
     done = await client.run(HUNGRY[language], language, memory_mb=128, max_output_bytes=1 << 20)
     assert done.sequence == ["ack", "running", "oom", "result"]
     assert done.exit_code is None
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_cancel(client: Client, language: str) -> None:
+async def test_a_program_is_cancelled(client: Client, language: str) -> None:
     id = await client.start(ENDLESS[language], language)
     await client.next_of("stdout")
     await client.cancel(id)
@@ -138,7 +138,7 @@ async def test_cancel(client: Client, language: str) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_output_limit(client: Client, language: str) -> None:
+async def test_a_program_over_its_output_limit_ends(client: Client, language: str) -> None:
     flood = {
         "python": "while True: print('x' * 999)",
         "javascript": "for (;;) require('fs').writeSync(1, 'x'.repeat(999))",

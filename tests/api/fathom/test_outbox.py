@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidebox.api.asgi import Message
-from tidebox.api.fathom.outbox import MAX_DATA_BYTES, Outbox
+from tidebox.api.fathom.outbox import MAX_DATA_BYTES, FathomOutbox
 
 
 class Client:
@@ -47,7 +47,7 @@ def summary(client: Client) -> list[Any]:
 
 async def test_frames_leave_in_order() -> None:
     client = Client(100)
-    outbox = Outbox(client.send, 10)
+    outbox = FathomOutbox(client.send, 10)
     for number in range(5):
         outbox.put(str(number))
     await settle()
@@ -58,7 +58,7 @@ async def test_a_writer_that_fails_lets_everybody_go() -> None:
     async def send(message: Message) -> None:
         raise ValueError("no reason in particular")
 
-    outbox = Outbox(send, 1)
+    outbox = FathomOutbox(send, 1)
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     outbox.put("first")
     outbox.put("second")
@@ -69,7 +69,7 @@ async def test_a_writer_that_fails_lets_everybody_go() -> None:
 
 async def test_output_that_waits_is_sent_together() -> None:
     client = Client(100)
-    outbox = Outbox(client.send, 10)
+    outbox = FathomOutbox(client.send, 10)
     for text in "abc":
         outbox.put_output("1", "stdout", text, 1)
     outbox.put_output("1", "stderr", "d", 1)
@@ -83,7 +83,7 @@ async def test_output_that_waits_is_sent_together() -> None:
 
 async def test_output_in_very_small_pieces_is_whole() -> None:
     client = Client(100)
-    outbox = Outbox(client.send, 10)
+    outbox = FathomOutbox(client.send, 10)
     text = "".join(chr(97 + number % 26) for number in range(3000))
     for character in text:
         outbox.put_output("1", "stdout", character, 1)
@@ -97,7 +97,7 @@ async def test_frames_that_are_ready_together_may_be_written_together() -> None:
     async def send(message: Message) -> None:
         held_back.append(message["more"])
 
-    outbox = Outbox(send, 10)
+    outbox = FathomOutbox(send, 10)
     for frame in ("0", "1", "2"):
         outbox.put(frame)
     await settle()
@@ -113,7 +113,7 @@ async def test_frames_that_are_ready_together_may_be_written_together() -> None:
 
 async def test_a_frame_has_a_bounded_amount_of_output() -> None:
     client = Client(100)
-    outbox = Outbox(client.send, 10)
+    outbox = FathomOutbox(client.send, 10)
     for _ in range(3):
         outbox.put_output("1", "stdout", "x" * 30_000, 30_000)
     await settle()
@@ -124,7 +124,7 @@ async def test_a_frame_has_a_bounded_amount_of_output() -> None:
 @pytest.mark.parametrize("size", [1, 100_000])
 async def test_it_is_full_before_it_is_large(size: int) -> None:
     client = Client(0)
-    outbox = Outbox(client.send, 20)
+    outbox = FathomOutbox(client.send, 20)
     put = 0
     while not outbox.full:
         outbox.put_output(str(put), "stdout", "x" * size, size)
@@ -135,7 +135,7 @@ async def test_it_is_full_before_it_is_large(size: int) -> None:
 
 async def test_room_is_made_by_a_client_that_reads() -> None:
     client = Client(0)
-    outbox = Outbox(client.send, 3)
+    outbox = FathomOutbox(client.send, 3)
     for number in range(5):
         outbox.put(str(number))
     assert outbox.full
@@ -148,7 +148,7 @@ async def test_room_is_made_by_a_client_that_reads() -> None:
 
 
 async def test_waiting_ends_with_its_time() -> None:
-    outbox = Outbox(Client(0).send, 1)
+    outbox = FathomOutbox(Client(0).send, 1)
     outbox.put("0")
     await asyncio.wait_for(outbox.changed(0.01), 30)
     outbox.close()
@@ -156,7 +156,7 @@ async def test_waiting_ends_with_its_time() -> None:
 
 async def test_a_client_that_leaves_lets_everybody_go() -> None:
     client = Client(0)
-    outbox = Outbox(client.send, 1)
+    outbox = FathomOutbox(client.send, 1)
     outbox.put("0")
     outbox.put("1")
     waiting = asyncio.ensure_future(outbox.changed())

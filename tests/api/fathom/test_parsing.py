@@ -19,7 +19,7 @@ from tidebox.api.fathom.requests import (
     MAX_ENV_VARIABLES,
     MAX_ID_BYTES,
     MAX_STDIN_BYTES,
-    RequestRefused,
+    MessageRefused,
     parse,
 )
 from tidebox.model.languages import ALWAYS
@@ -67,13 +67,13 @@ def order_of(text: str) -> Order:
 def answer(text: str) -> str:
     try:
         parsed_whole(text)
-    except RequestRefused as refused:
+    except MessageRefused as refused:
         return refused.message
     return "taken"
 
 
-def refusal(text: str) -> RequestRefused:
-    with pytest.raises(RequestRefused) as caught:
+def refusal(text: str) -> MessageRefused:
+    with pytest.raises(MessageRefused) as caught:
         order_of(text)
     return caught.value
 
@@ -181,7 +181,7 @@ def test_an_unknown_language_has_a_code_of_its_own(language: str) -> None:
 def test_a_language_without_an_interpreter_is_not_supported() -> None:
     request = parse(json.dumps(execute(language="elixir")))
     assert isinstance(request, Execute)
-    with pytest.raises(RequestRefused, match="available: python, shell") as caught:
+    with pytest.raises(MessageRefused, match="available: python, shell") as caught:
         make_order(request, {"python": "host", "shell": "host"})
     assert caught.value.code == "LANGUAGE_NOT_SUPPORTED"
 
@@ -216,7 +216,7 @@ def test_a_language_without_an_interpreter_is_not_supported() -> None:
     ],
 )
 def test_what_is_no_request_is_refused(text: str, message: str, id: str | None) -> None:
-    with pytest.raises(RequestRefused) as caught:
+    with pytest.raises(MessageRefused) as caught:
         parse(text)
     assert caught.value.code == "INVALID_REQUEST"
     assert caught.value.message.startswith(message)

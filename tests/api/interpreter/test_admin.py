@@ -91,7 +91,7 @@ def test_the_node_is_the_servers_own_name(admin: Service, populated: RunningServ
         ({"node_id": "elsewhere"}, 0),
     ],
 )
-def test_filters(admin: Service, query: dict[str, str], count: int) -> None:
+def test_runs_are_filtered(admin: Service, query: dict[str, str], count: int) -> None:
     page = listed(admin, **query)
     assert page["total"] == len(page["items"]) == count
 
@@ -123,12 +123,12 @@ def test_the_digest_is_one_of_the_filters(admin: Service) -> None:
         ("asc", "started_at", False),
     ],
 )
-def test_sorting(admin: Service, sort: str, field: str, descending: bool) -> None:
+def test_runs_are_sorted(admin: Service, sort: str, field: str, descending: bool) -> None:
     moments = [item[field] for item in listed(admin, sort=sort)["items"]]
     assert moments == sorted(moments, reverse=descending)
 
 
-def test_paging(admin: Service) -> None:
+def test_runs_are_paged(admin: Service) -> None:
     everything = [item["id"] for item in listed(admin)["items"]]
     pages = [listed(admin, limit=4, offset=offset) for offset in (0, 4, 8)]
     assert [[item["id"] for item in page["items"]] for page in pages] == [everything[:4], everything[4:], []]
@@ -139,11 +139,11 @@ def test_paging(admin: Service) -> None:
     "query",
     [{"limit": 0}, {"limit": 1001}, {"offset": -1}, {"sort": "size"}, {"phase": "lost"}, {"started_at_from": "noon"}],
 )
-def test_wrong_queries(admin: Service, query: dict[str, Any]) -> None:
+def test_invalid_queries_are_refused(admin: Service, query: dict[str, Any]) -> None:
     error_of(admin.get("/admin/runs", params=query), 400, "invalid_request")
 
 
-def test_details(admin: Service) -> None:
+def test_an_admin_sees_the_details_of_a_run(admin: Service) -> None:
     run_id = listed(admin, user_id="ada", sort="asc")["items"][0]["id"]
     run = admin.get(f"/admin/runs/{run_id}").json()
     assert (run["id"], run["user_id"], run["phase"], run["message"]) == (run_id, "ada", "completed", None)

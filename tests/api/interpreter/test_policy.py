@@ -96,7 +96,7 @@ def test_one_and_one_point_zero_are_one_number() -> None:
     assert policy_hash(dataclasses.replace(Policy(), max_cpu=4)) == policy_hash(Policy())
 
 
-def test_defaults() -> None:
+def test_the_default_limits() -> None:
     terms = terms_of(Policy(), Request())
     assert terms.shown() == {
         "cpu": 1,

@@ -107,7 +107,9 @@ def ask(client: httpx.Client, route: tuple[str, str], owned: Owned) -> int:
 
 
 @pytest.mark.parametrize("route", MATRIX, ids=" ".join)
-def test_who_may(route: tuple[str, str], owned: Owned, ada: Service, bob: Service, root: Service) -> None:
+def test_each_route_is_open_to_the_users_of_the_matrix_only(
+    route: tuple[str, str], owned: Owned, ada: Service, bob: Service, root: Service
+) -> None:
     expected = MATRIX[route]
     with httpx.Client(base_url=ada.server.url + PREFIX, timeout=60) as nobody:
         assert ask(nobody, route, owned) == expected.nobody

@@ -423,7 +423,7 @@ def test_the_diagram_of_the_page_is_the_table() -> None:
         {"base_image": "host", "command": HELLO, "files": [file("a", b""), file("a/b", b"")]},
     ],
 )
-def test_wrong_requests(ada: Service, body: dict[str, Any]) -> None:
+def test_invalid_run_requests_are_refused(ada: Service, body: dict[str, Any]) -> None:
     error_of(ada.post("/runs", json={"spec_version": "1.0"} | body), 400, "invalid_request")
 
 

@@ -149,7 +149,7 @@ def test_five_megabytes_reach_three_at_once_unharmed(streams: Streams) -> None:
     assert streams.frames(run["run_id"]) == first
 
 
-def test_who_comes_late_gets_the_same_frames(streams: Streams) -> None:
+def test_a_late_reader_gets_the_same_frames(streams: Streams) -> None:
     run = streams.python(LINES)
     early = streams.frames(run["run_id"])
     assert streams.frames(run["run_id"]) == early
@@ -159,7 +159,7 @@ def test_who_comes_late_gets_the_same_frames(streams: Streams) -> None:
     assert streams.frames(run["run_id"], "?tail=true") == early[-1:]
 
 
-def test_who_comes_again_goes_on_where_he_was(streams: Streams) -> None:
+def test_a_client_that_reconnects_goes_on_where_it_was(streams: Streams) -> None:
     run = streams.python(LINES)
     with streams.stream(run["run_id"]) as stream:
         first = stream.until("stdout")

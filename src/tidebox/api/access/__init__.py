@@ -1,4 +1,8 @@
-"""Access to sandboxes: the session access protocol, server-driven negotiation, and the keys that verify tokens."""
+"""Access to sandboxes: the session access protocol, server-driven negotiation, and the keys that verify tokens (JWKS).
+
+Its routes negotiate, refresh and release grants with the broker, and audit every call. The package may import what
+``api`` may; FastAPI only in its route modules, which are loaded lazily.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The normalized dataplane: programs, terminals and files of a live sandbox, for holders of a grant for it."""
+"""The normalized dataplane: programs, terminals and files of a live sandbox, for holders of a grant for it.
+
+Requests and WebSocket frames are parsed here, and the broker's processes and files do the work. The package may import
+what ``api`` may, and uses no FastAPI.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The Fathom execute protocol on ``/ws``: docs/fathom.md."""
+"""The Fathom execute protocol on the WebSocket ``/ws``, as docs/fathom.md describes it.
+
+A message is parsed into an order for the broker, and its events are sent back as they come. The package may import what
+``api`` may, and of the protocol's messages ``protocols.fathom``.
+"""
 
 from __future__ import annotations
 

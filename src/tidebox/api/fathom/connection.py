@@ -11,8 +11,8 @@ from errno import ENOENT
 from tidebox.api.asgi import Message, Receive
 from tidebox.api.fathom import answers
 from tidebox.api.fathom.execute_order import make_order
-from tidebox.api.fathom.outbox import MAX_DATA_BYTES, Outbox
-from tidebox.api.fathom.requests import RequestRefused, parse, refuse_oversized
+from tidebox.api.fathom.outbox import MAX_DATA_BYTES, FathomOutbox
+from tidebox.api.fathom.requests import MessageRefused, parse, refuse_oversized
 from tidebox.api.fathom.text_stream import TextStream
 from tidebox.api.rate_limit import RateLimiter
 from tidebox.broker.broker import Broker
@@ -68,7 +68,7 @@ class _ConnectedExecution:
 
     __slots__ = ("id", "execution", "_outbox", "_order", "_streams", "_over_by")
 
-    def __init__(self, id: str, order: Order, outbox: Outbox) -> None:
+    def __init__(self, id: str, order: Order, outbox: FathomOutbox) -> None:
         self.id = id
         self.execution: EphemeralExecution | None = None
         self._order = order
@@ -155,7 +155,7 @@ class FathomConnection:
     """Serves one client until it is gone."""
 
     def __init__(
-        self, outbox: Outbox, caller: Caller, broker: Broker, rates: RateLimiter, terms: FathomSettings
+        self, outbox: FathomOutbox, caller: Caller, broker: Broker, rates: RateLimiter, terms: FathomSettings
     ) -> None:
         self._outbox = outbox
         self._caller = caller
@@ -179,13 +179,13 @@ class FathomConnection:
             return
         try:
             await self._answer(self._parsed(message))
-        except RequestRefused as refusal:
+        except MessageRefused as refusal:
             self._outbox.put(answers.error(refusal.id, refusal.code, refusal.message))
 
     def _parsed(self, message: Message) -> Request:
         text = message.get("text")
         if text is None:
-            raise RequestRefused("INVALID_REQUEST", "messages are text frames, not binary ones")
+            raise MessageRefused("INVALID_REQUEST", "messages are text frames, not binary ones")
         limit = self._terms.max_message_bytes
         # A character is at most four bytes long.
         if len(text) * 4 > limit and len(text.encode()) > limit:
@@ -207,10 +207,10 @@ class FathomConnection:
             await self._outbox.changed()
         id = request.id
         if id in self._runs:
-            raise RequestRefused("INVALID_REQUEST", "id: an execution with this id is under way on this connection", id)
+            raise MessageRefused("INVALID_REQUEST", "id: an execution with this id is under way on this connection", id)
         if len(self._runs) >= self._terms.max_executions:
             message = f"this connection may have no more than {self._terms.max_executions} executions under way"
-            raise RequestRefused("SANDBOX_OVERLOADED", message, id)
+            raise MessageRefused("SANDBOX_OVERLOADED", message, id)
         terms = self._terms
         order = make_order(request, terms.languages, terms.known, terms.compile_timeout)
         run = _ConnectedExecution(id, order, self._outbox)
@@ -218,7 +218,7 @@ class FathomConnection:
             await self._rates.check(self._caller.principal)
             run.execution = self._broker.execute(self._caller, order, run)
         except TideboxError as error:
-            raise RequestRefused(error_code(error), error.message, id) from None
+            raise MessageRefused(error_code(error), error.message, id) from None
         self._runs[id] = run
         self._outbox.put(answers.ack(id))
         run.execution.over.on_set(lambda: self._conclude(run))
@@ -231,7 +231,7 @@ class FathomConnection:
         run = self._runs.get(request.id)
         if run is None:
             message = "no execution with this id is under way on this connection"
-            raise RequestRefused("UNKNOWN_EXECUTION", message, request.id)
+            raise MessageRefused("UNKNOWN_EXECUTION", message, request.id)
         run.cancel()
 
     def _leave(self) -> None:

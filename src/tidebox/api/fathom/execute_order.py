@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tidebox.api.fathom.requests import MAX_CODE_BYTES, MAX_STDIN_BYTES, RequestRefused, parse_env, shown
+from tidebox.api.fathom.requests import MAX_CODE_BYTES, MAX_STDIN_BYTES, MessageRefused, parse_env, shown
 from tidebox.model.box import BoxSpec
 from tidebox.model.languages import BUILT_IN, Languages
 from tidebox.model.launch import plan_code
@@ -45,11 +45,11 @@ def make_order(
     known: Languages = BUILT_IN,
     compile_timeout: float = Limits().compile_timeout,
 ) -> Order:
-    """Make the order for a request; raises RequestRefused. ``languages`` are those that have an image, with it."""
+    """Make the order for a request; raises MessageRefused. ``languages`` are those that have an image, with it."""
     if request.language not in languages:
         available = ", ".join(language.name for language in known if language.name in languages)
         message = f"Language {shown(request.language)} is not available in this sandbox; available: {available}"
-        raise RequestRefused("LANGUAGE_NOT_SUPPORTED", message, request.id)
+        raise MessageRefused("LANGUAGE_NOT_SUPPORTED", message, request.id)
     code = _bytes("code", request.code, MAX_CODE_BYTES, request.id)
     stdin = None if request.stdin is None else _bytes("stdin", request.stdin, MAX_STDIN_BYTES, request.id)
     spec = _box(request, languages[request.language], compile_timeout)
@@ -72,7 +72,7 @@ def _box(request: Execute, image: str, compile_timeout: float) -> BoxSpec:
         bounds = BOUNDS[name]
         if not bounds.low <= value <= bounds.high:
             message = f"limits.{name}: must be between {bounds.low} and {bounds.high}, not {shown(value)}"
-            raise RequestRefused("INVALID_REQUEST", message, request.id)
+            raise MessageRefused("INVALID_REQUEST", message, request.id)
     return _box_with(image, asked.timeout_ms, asked.memory_mb, shares, output, compile_timeout)
 
 
@@ -94,5 +94,5 @@ def _box_with(
 def _bytes(field: str, text: str, limit: int, id: str) -> bytes:
     data = text.encode()
     if len(data) > limit:
-        raise RequestRefused("INVALID_REQUEST", f"{field}: longer than {limit} bytes", id)
+        raise MessageRefused("INVALID_REQUEST", f"{field}: longer than {limit} bytes", id)
     return data

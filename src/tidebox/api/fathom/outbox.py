@@ -48,7 +48,7 @@ class _PendingOutput:
         return answers.output(self.id, self.stream, self.parts[0] if len(self.parts) == 1 else "".join(self.parts))
 
 
-class Outbox:
+class FathomOutbox:
     """The outgoing side of one connection."""
 
     __slots__ = ("closed", "_send", "_max_frames", "_queue", "_size", "_writer", "_idle", "_changes")

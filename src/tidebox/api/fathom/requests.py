@@ -24,7 +24,7 @@ _ESCAPED = 6
 _SHOWN_CHARACTERS = 64
 
 
-class RequestRefused(Exception):
+class MessageRefused(Exception):
     """A message that is not acted upon; ``id`` is the execution it speaks of, where that could be read."""
 
     def __init__(self, code: Code, message: str, id: str | None = None) -> None:
@@ -54,15 +54,15 @@ _PLACE = re.compile(r" - at `(?P<path>\$[^`]*)`$")
 
 
 def parse(text: str) -> Request:
-    """The request in a text frame; raises RequestRefused."""
+    """The request in a text frame; raises MessageRefused."""
     try:
         request: Request = _decode_request(text)
     except msgspec.ValidationError as error:
         _refuse(text, error)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise RequestRefused("INVALID_REQUEST", f"the message is not JSON: {error}") from None
+        raise MessageRefused("INVALID_REQUEST", f"the message is not JSON: {error}") from None
     except RecursionError:
-        raise RequestRefused("INVALID_REQUEST", "the message is nested too deeply") from None
+        raise MessageRefused("INVALID_REQUEST", "the message is nested too deeply") from None
     if request.v != VERSION:
         raise _unsupported(request.v, None if isinstance(request, Ping) else _known_id(request.id))
     if not isinstance(request, Ping):
@@ -73,30 +73,30 @@ def parse(text: str) -> Request:
 def parse_env(request: Execute) -> dict[str, str]:
     """The environment variables of an execute message."""
     if len(memoryview(request.env)) > MAX_ENV_BYTES * _ESCAPED:
-        raise RequestRefused("INVALID_REQUEST", f"env: longer than {MAX_ENV_BYTES} bytes", request.id)
+        raise MessageRefused("INVALID_REQUEST", f"env: longer than {MAX_ENV_BYTES} bytes", request.id)
     try:
         env = _decode_env(request.env) or {}
     except msgspec.DecodeError as error:
         place = " (a variable's value)" if "[...]" in str(error) else ""
-        raise RequestRefused("INVALID_REQUEST", f"env: {_PLACE.sub('', str(error))}{place}", request.id) from None
+        raise MessageRefused("INVALID_REQUEST", f"env: {_PLACE.sub('', str(error))}{place}", request.id) from None
     if len(env) > MAX_ENV_VARIABLES:
-        raise RequestRefused("INVALID_REQUEST", f"env: more than {MAX_ENV_VARIABLES} variables", request.id)
+        raise MessageRefused("INVALID_REQUEST", f"env: more than {MAX_ENV_VARIABLES} variables", request.id)
     total = 0
     for name, value in env.items():
         if not name or "=" in name or "\0" in name:
-            raise RequestRefused("INVALID_REQUEST", f"env: no variable can have the name {shown(name)}", request.id)
+            raise MessageRefused("INVALID_REQUEST", f"env: no variable can have the name {shown(name)}", request.id)
         if "\0" in value:
-            raise RequestRefused("INVALID_REQUEST", f"env: a NUL character in the value of {shown(name)}", request.id)
+            raise MessageRefused("INVALID_REQUEST", f"env: a NUL character in the value of {shown(name)}", request.id)
         name_size, value_size = len(name.encode()), len(value.encode())
         if name_size > MAX_ENV_NAME_BYTES:
             message = f"env: the name {shown(name)} is longer than {MAX_ENV_NAME_BYTES} bytes"
-            raise RequestRefused("INVALID_REQUEST", message, request.id)
+            raise MessageRefused("INVALID_REQUEST", message, request.id)
         if value_size > MAX_ENV_VALUE_BYTES:
             message = f"env: the value of {shown(name)} is longer than {MAX_ENV_VALUE_BYTES} bytes"
-            raise RequestRefused("INVALID_REQUEST", message, request.id)
+            raise MessageRefused("INVALID_REQUEST", message, request.id)
         total += name_size + value_size
     if total > MAX_ENV_BYTES:
-        raise RequestRefused("INVALID_REQUEST", f"env: longer than {MAX_ENV_BYTES} bytes", request.id)
+        raise MessageRefused("INVALID_REQUEST", f"env: longer than {MAX_ENV_BYTES} bytes", request.id)
     return env
 
 
@@ -106,7 +106,7 @@ def refuse_oversized(text: str, limit: int) -> NoReturn:
         id = _id_of(_decode_envelope(text))
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         id = None
-    raise RequestRefused("INVALID_REQUEST", f"the message is longer than {limit} bytes", id)
+    raise MessageRefused("INVALID_REQUEST", f"the message is longer than {limit} bytes", id)
 
 
 def shown(value: str | int) -> str:
@@ -117,8 +117,8 @@ def shown(value: str | int) -> str:
     return repr(text) if isinstance(value, str) else text
 
 
-def _unsupported(version: int, id: str | None) -> RequestRefused:
-    return RequestRefused(
+def _unsupported(version: int, id: str | None) -> MessageRefused:
+    return MessageRefused(
         "INVALID_REQUEST", f"v: version {shown(version)} is not supported; supported is {VERSION}", id
     )
 
@@ -129,9 +129,9 @@ def _known_id(id: str) -> str | None:
 
 def _check_id(id: str) -> None:
     if not id:
-        raise RequestRefused("INVALID_REQUEST", "id: empty")
+        raise MessageRefused("INVALID_REQUEST", "id: empty")
     if _known_id(id) is None:
-        raise RequestRefused("INVALID_REQUEST", f"id: longer than {MAX_ID_BYTES} bytes")
+        raise MessageRefused("INVALID_REQUEST", f"id: longer than {MAX_ID_BYTES} bytes")
 
 
 def _refuse(text: str, error: msgspec.ValidationError) -> NoReturn:
@@ -139,22 +139,22 @@ def _refuse(text: str, error: msgspec.ValidationError) -> NoReturn:
     try:
         envelope = _decode_envelope(text)
     except msgspec.ValidationError:
-        raise RequestRefused("INVALID_REQUEST", "the message is not a JSON object") from None
+        raise MessageRefused("INVALID_REQUEST", "the message is not a JSON object") from None
     except msgspec.DecodeError as malformed:
-        raise RequestRefused("INVALID_REQUEST", f"the message is not JSON: {malformed}") from None
+        raise MessageRefused("INVALID_REQUEST", f"the message is not JSON: {malformed}") from None
     except RecursionError:
-        raise RequestRefused("INVALID_REQUEST", "the message is nested too deeply") from None
+        raise MessageRefused("INVALID_REQUEST", "the message is nested too deeply") from None
     id = _id_of(envelope)
     _check_version(envelope, id)
     if envelope.type is msgspec.UNSET:
-        raise RequestRefused("INVALID_REQUEST", "type: missing", id)
+        raise MessageRefused("INVALID_REQUEST", "type: missing", id)
     try:
         type = _decode_string(envelope.type)
     except msgspec.DecodeError as wrong:
-        raise RequestRefused("INVALID_REQUEST", f"type: {wrong}", id) from None
+        raise MessageRefused("INVALID_REQUEST", f"type: {wrong}", id) from None
     if type not in _TYPES:
-        raise RequestRefused("INVALID_REQUEST", f"type: {shown(type)} is none of {', '.join(_TYPES)}", id)
-    raise RequestRefused("INVALID_REQUEST", _described(error), id)
+        raise MessageRefused("INVALID_REQUEST", f"type: {shown(type)} is none of {', '.join(_TYPES)}", id)
+    raise MessageRefused("INVALID_REQUEST", _described(error), id)
 
 
 def _id_of(envelope: _Envelope) -> str | None:
@@ -168,11 +168,11 @@ def _id_of(envelope: _Envelope) -> str | None:
 
 def _check_version(envelope: _Envelope, id: str | None) -> None:
     if envelope.v is msgspec.UNSET:
-        raise RequestRefused("INVALID_REQUEST", "v: missing", id)
+        raise MessageRefused("INVALID_REQUEST", "v: missing", id)
     try:
         version = _decode_integer(envelope.v)
     except msgspec.DecodeError as wrong:
-        raise RequestRefused("INVALID_REQUEST", f"v: {wrong}", id) from None
+        raise MessageRefused("INVALID_REQUEST", f"v: {wrong}", id) from None
     if version != VERSION:
         raise _unsupported(version, id)
 

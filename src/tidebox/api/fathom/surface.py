@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tidebox.api import problems
 from tidebox.api.asgi import Receive, Scope, Send, caller_of, context_of, header
 from tidebox.api.fathom.connection import FathomConnection, FathomSettings
-from tidebox.api.fathom.outbox import Outbox
+from tidebox.api.fathom.outbox import FathomOutbox
 from tidebox.errors import InvalidRequest
 from tidebox.protocols.fathom import VERSION
 
@@ -57,7 +57,7 @@ class FathomSurface:
         except OSError:
             return None  # gone before it was let in
         context_of(scope).status = HTTPStatus.SWITCHING_PROTOCOLS
-        outbox = Outbox(send, self._terms.buffer_frames)
+        outbox = FathomOutbox(send, self._terms.buffer_frames)
         services = self._services
         session = FathomConnection(outbox, caller_of(scope), services.broker, services.rate_limiter, self._terms)
         with services.metrics.connection("fathom"):

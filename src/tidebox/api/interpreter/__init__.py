@@ -1,7 +1,7 @@
 """The interpreter service: sessions, runs, their files, logs and artifacts, and the admin routes.
 
-Its routes are imported only when the server is up: FastAPI and its models take longer to load than everything else
-together.
+The package may import what ``api`` may. Its routes are imported only when the server is up: FastAPI and its models take
+longer to load than everything else together.
 """
 
 from __future__ import annotations

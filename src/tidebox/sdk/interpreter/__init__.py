@@ -1,1 +1,4 @@
-"""The interpreter service of a server, from the outside: sessions, runs, their logs and files, and what admins see."""
+"""Client of the interpreter service: sessions, runs, their logs, files and artifacts, and the admin routes.
+
+Classes for asyncio do the work, and ``blocking`` has their facades for threads. It may import what ``sdk`` may.
+"""

@@ -1,1 +1,4 @@
-"""Sandboxes that live on between programs: access to them, and what can be done in them."""
+"""Clients of sandboxes that live on between programs: grants for them, and their programs, terminals and files.
+
+Classes for asyncio do the work, and ``blocking`` has their facades for threads. It may import what ``sdk`` may.
+"""

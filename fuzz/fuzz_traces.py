@@ -1,18 +1,17 @@
 """Fuzz target of the language server's parsers: any output marks lines of files that were sent, and in good time.
 
-With atheris installed: ``python fuzz/fuzz_traces.py corpus/ -max_total_time=600``. Without it, traces of the corpus are
-mutated at random for ``--seconds`` (``--seed`` repeats a run); a failing input is printed.
+With atheris installed: ``python -m fuzz.fuzz_traces corpus/ -max_total_time=600``. Without it, traces of the corpus are
+mutated at random for ``--seconds``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import sys
 import time
 from pathlib import Path
 
+from fuzz.harness import main
 from tidebox.lsp.diagnostics.parsing import find_problems
 from tidebox.lsp.diagnostics.places import Sent, mark
 
@@ -20,7 +19,6 @@ TRACES = Path(__file__).parent.parent / "tests" / "lsp" / "corpus" / "traces"
 SEEDS = [
     trace["stdout"] + trace["stderr"] for trace in (json.loads(path.read_text()) for path in sorted(TRACES.glob("*")))
 ]
-_SHOWN = 20_000
 FILES = dict.fromkeys(
     [
         *("main.py", "main.js", "main.go", "main.sh", "Main.java", "test_it.py", "src/app.ts", "app.ts"),
@@ -65,38 +63,5 @@ def mutate(source: random.Random) -> bytes:
     return "\n".join(lines)[:_MOST].encode("utf-8", "replace")
 
 
-def run_random(seconds: float, seed: int) -> int:
-    """The fallback without atheris; the number of inputs tried."""
-    source = random.Random(seed)
-    end = time.monotonic() + seconds
-    tried = 0
-    while time.monotonic() < end:
-        data = mutate(source)
-        try:
-            check(data)
-        except Exception:
-            sys.stderr.write(f"failing input of {len(data)} bytes, seed {seed}: {data[:_SHOWN]!r}\n")
-            raise
-        tried += 1
-    return tried
-
-
-def main() -> None:
-    """Fuzz with atheris where it is installed, else at random."""
-    try:
-        import atheris  # type: ignore[import-untyped]
-    except ImportError:
-        parser = argparse.ArgumentParser(description="fuzz the parsers of traces at random")
-        parser.add_argument("--seconds", type=float, default=10)
-        parser.add_argument("--seed", type=int, default=time.time_ns())
-        options = parser.parse_args()
-        tried = run_random(options.seconds, options.seed)
-        sys.stdout.write(f"{tried} inputs, seed {options.seed}\n")
-    else:
-        atheris.instrument_all()
-        atheris.Setup(sys.argv, check)
-        atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    main(check, mutate, "fuzz the parsers of traces at random")

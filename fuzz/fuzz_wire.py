@@ -1,16 +1,14 @@
 """Fuzz target of the agent protocol: any bytes, cut anywhere, give items or a WireError at both ends, nothing else.
 
-With atheris installed: ``python fuzz/fuzz_wire.py corpus/ -max_total_time=600``. Without it, recorded frames are
-mutated at random for ``--seconds`` (``--seed`` repeats a run); a failing input is printed in hex.
+With atheris installed: ``python -m fuzz.fuzz_wire corpus/ -max_total_time=600``. Without it, recorded frames are
+mutated at random for ``--seconds``.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
-import time
 
+from fuzz.harness import main
 from tidebox.wire.connection import AgentConnection, HostConnection
 from tidebox.wire.envelope import encode_message
 from tidebox.wire.errors import WireError
@@ -70,38 +68,5 @@ def mutate(source: random.Random) -> bytes:
     return bytes(data)
 
 
-def run_random(seconds: float, seed: int) -> int:
-    """The fallback without atheris; the number of inputs tried."""
-    source = random.Random(seed)
-    end = time.monotonic() + seconds
-    tried = 0
-    while time.monotonic() < end:
-        data = mutate(source)
-        try:
-            check(data)
-        except Exception:
-            sys.stderr.write(f"failing input: {data.hex()}\n")
-            raise
-        tried += 1
-    return tried
-
-
-def main() -> None:
-    """Fuzz with atheris where it is installed, else at random."""
-    try:
-        import atheris  # type: ignore[import-untyped]
-    except ImportError:
-        parser = argparse.ArgumentParser(description="fuzz the agent protocol at random")
-        parser.add_argument("--seconds", type=float, default=10)
-        parser.add_argument("--seed", type=int, default=time.time_ns())
-        options = parser.parse_args()
-        tried = run_random(options.seconds, options.seed)
-        sys.stdout.write(f"{tried} inputs, seed {options.seed}\n")
-    else:
-        atheris.instrument_all()
-        atheris.Setup(sys.argv, check)
-        atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    main(check, mutate, "fuzz the agent protocol at random")

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzz.fuzz_traces import run_random
+from fuzz import fuzz_traces
+from fuzz.harness import run_random
 from tests.patience import patient
 from tidebox.lsp.diagnostics.parsing import LANGUAGES, find_problems
 from tidebox.lsp.diagnostics.places import Mark, Sent, mark
@@ -55,7 +56,7 @@ def test_lines_of_real_traces_in_any_order_are_survived(lines: list[str], data: 
 
 
 def test_traces_with_random_damage_are_survived() -> None:
-    assert run_random(seconds=1.0, seed=time.time_ns()) > 0
+    assert run_random(fuzz_traces.check, fuzz_traces.mutate, seconds=1.0, seed=time.time_ns()) > 0
 
 
 PATHS = [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fuzz.fuzz_wire import run_random
+from fuzz.fuzz_wire import check, mutate
+from fuzz.harness import run_random
 
 
 def test_a_second_of_random_damage() -> None:
-    assert run_random(1, seed=1) > 100
+    assert run_random(check, mutate, seconds=1, seed=1) > 100

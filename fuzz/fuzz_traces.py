@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fuzz.harness import main
 from tidebox.lsp.diagnostics.parsing import find_problems
-from tidebox.lsp.diagnostics.places import Sent, mark
+from tidebox.lsp.diagnostics.path_mapping import SentFiles, locate_problems
 
 TRACES = Path(__file__).parent.parent / "tests" / "lsp" / "corpus" / "traces"
 SEEDS = [
@@ -36,7 +36,7 @@ def check(data: bytes) -> None:
     """Read one output; it is both streams."""
     text = data.decode("utf-8", "replace")
     began = time.thread_time()
-    for found in mark(find_problems(text, text), Sent(FILES, FILES.__getitem__)):
+    for found in locate_problems(find_problems(text, text), SentFiles(FILES, FILES.__getitem__)):
         for place in (found.place, *(place for place, _ in found.related)):
             assert 1 <= place.line <= FILES[place.path]
     assert time.thread_time() - began < _SECONDS_OF_ONE

@@ -10,7 +10,7 @@ import pytest
 
 from tests.lsp.corpus.programs import CASES
 from tidebox.lsp.diagnostics.parsing import find_problems
-from tidebox.lsp.diagnostics.places import Sent, mark
+from tidebox.lsp.diagnostics.path_mapping import SentFiles, locate_problems
 
 TRACES = Path(__file__).parent / "corpus" / "traces"
 _NAMES = sorted(path.stem for path in TRACES.glob("*.json"))
@@ -25,7 +25,7 @@ def read(name: str) -> dict[str, Any]:
 def test_a_trace_is_marked_where_the_program_failed(name: str) -> None:
     trace = read(name)
     files = {path: text.count("\n") + 1 for path, text in trace["files"].items()}
-    marks = mark(find_problems(trace["stdout"], trace["stderr"]), Sent(files, files.__getitem__))
+    marks = locate_problems(find_problems(trace["stdout"], trace["stderr"]), SentFiles(files, files.__getitem__))
     wanted = trace["exit_code"] != 0
     found = [
         {"path": each.place.path, "line": each.place.line, "message": each.message, "warning": each.warning}
@@ -49,5 +49,5 @@ def test_causes_are_related_information() -> None:
     ):
         trace = read(name)
         files = {path: text.count("\n") + 1 for path, text in trace["files"].items()}
-        marks = mark(find_problems(trace["stdout"], trace["stderr"]), Sent(files, files.__getitem__))
+        marks = locate_problems(find_problems(trace["stdout"], trace["stderr"]), SentFiles(files, files.__getitem__))
         assert cause in [text for _, text in marks[0].related], name

@@ -53,11 +53,11 @@ class Raw:
     def read_until(self, words: bytes) -> None:
         """Read until the server has said something."""
         assert self.process.stdout is not None
-        held = b""
-        while words not in held:
+        buffer = b""
+        while words not in buffer:
             piece = os.read(self.process.stdout.fileno(), 65536)
-            assert piece, held[-2000:]
-            held += piece
+            assert piece, buffer[-2000:]
+            buffer += piece
 
     def close(self) -> None:
         """Leave nothing of it."""
@@ -128,8 +128,8 @@ def test_a_server_whose_editor_does_not_read_ends(raw: Raw) -> None:
 
 
 def _waiting(descriptor: int) -> int:
-    held = fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4)
-    return int.from_bytes(held, sys.byteorder)
+    buffer = fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4)
+    return int.from_bytes(buffer, sys.byteorder)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

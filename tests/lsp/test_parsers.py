@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fuzz import fuzz_traces
 from fuzz.harness import run_random
 from tests.patience import patient
+from tidebox.lsp.diagnostics.parsed import MAX_MESSAGE, MAX_PROBLEMS, TraceFrame, split_lines
 from tidebox.lsp.diagnostics.parsing import LANGUAGES, find_problems
-from tidebox.lsp.diagnostics.places import Mark, Sent, mark
-from tidebox.lsp.diagnostics.problems import MAX_MESSAGE, MAX_PROBLEMS, Frame, split_lines
+from tidebox.lsp.diagnostics.path_mapping import LocatedProblem, SentFiles, locate_problems
 
 FILES = {"main.py": 10, "src/app.js": 3, "com/acme/Main.java": 5, "main.go": 4, "run.sh": 2, "a b.py": 1}
 
@@ -25,11 +25,11 @@ _TRACES = [
 _LINES = sorted({line for trace in _TRACES for line in (trace["stdout"] + trace["stderr"]).split("\n")})
 
 
-def marks_of(stdout: str, stderr: str = "") -> list[Mark]:
-    return mark(find_problems(stdout, stderr), Sent(FILES, FILES.__getitem__))
+def marks_of(stdout: str, stderr: str = "") -> list[LocatedProblem]:
+    return locate_problems(find_problems(stdout, stderr), SentFiles(FILES, FILES.__getitem__))
 
 
-def check(marks: list[Mark]) -> None:
+def check(marks: list[LocatedProblem]) -> None:
     assert len(marks) <= MAX_PROBLEMS
     for each in marks:
         for place in (each.place, *(place for place, _ in each.related)):
@@ -182,7 +182,7 @@ def test_a_file_is_looked_at_once_however_often_a_trace_names_it() -> None:
         return 10
 
     problems = find_problems("", chain + group + "".join(map(leaf.format, range(2, 60))))
-    assert len(mark(problems, Sent(["main.py"], count))) == MAX_PROBLEMS
+    assert len(locate_problems(problems, SentFiles(["main.py"], count))) == MAX_PROBLEMS
     assert looked_at == ["main.py"]
 
 
@@ -215,7 +215,7 @@ def test_output_of_any_length_is_read_from_its_end() -> None:
     ],
 )
 def test_a_name_means_one_file_or_none(named: str, found: str | None) -> None:
-    place = Sent(["app/main.py"], lambda path: 5).find(Frame(named, 1))
+    place = SentFiles(["app/main.py"], lambda path: 5).find(TraceFrame(named, 1))
     assert (None if place is None else place.path) == found
 
 
@@ -248,7 +248,10 @@ note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
 
 def test_rust_is_marked() -> None:
     def marked(text: str) -> list[tuple[int, str]]:
-        return [(m.place.line, m.message) for m in mark(find_problems("", text), Sent(["main.rs"], lambda path: 5))]
+        return [
+            (m.place.line, m.message)
+            for m in locate_problems(find_problems("", text), SentFiles(["main.rs"], lambda path: 5))
+        ]
 
     assert marked(RUST_ERRORS) == [(4, "cannot find value `nothing` in this scope"), (3, "mismatched types")]
     assert marked(RUST_PANIC) == [(4, "index out of bounds: the len is 1 but the index is 4")]

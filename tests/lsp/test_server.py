@@ -17,8 +17,8 @@ from pygls.exceptions import JsonRpcException
 from tests.lsp.editor import COMMAND, Editor
 from tests.lsp.editor import editor as an_editor
 from tests.patience import patient
-from tidebox.lsp.gathering import Gatherer
-from tidebox.lsp.sending import Sender
+from tidebox.lsp.workspace_scan import WorkspaceScanner
+from tidebox.lsp.workspace_sync import WorkspaceSync
 from tidebox.sdk import AsyncInterpreter
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -545,15 +545,15 @@ async def test_what_did_not_change_is_not_sent_again(tmp_path: Path, start_serve
     folder.mkdir()
     for index in range(3):
         (folder / f"{index}.txt").write_text(f"{index}" * 900_000)
-    gatherer = Gatherer(str(folder))
+    scanner = WorkspaceScanner(str(folder))
     async with AsyncInterpreter(server.url, api_key=server.key) as client:
-        sender = Sender(client, gatherer)
+        sync = WorkspaceSync(client, scanner)
         for changed, files in ((None, 4), (None, 0), ("1.txt", 1)):
             if changed is not None:
                 (folder / changed).write_text("changed" * 100_000)
-            async with sender.sent(gatherer.gather({"main.py": b"x"}), {}) as sending:
-                assert sending.sent_files == files
-        await sender.close()
+            async with sync.run_files(scanner.scan({"main.py": b"x"}), {}) as synced:
+                assert synced.sent_files == files
+        await sync.close()
         assert (await client.list_sessions()).items == ()
 
 

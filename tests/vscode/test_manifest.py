@@ -1,4 +1,4 @@
-"""What the extension tells VS Code of itself, against the language server and its own sources. Needs no Node."""
+"""The extension's manifest, compared with the language server and the extension's sources. Needs no Node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import tidebox
 from tests.vscode.editor import EXTENSION
-from tidebox.lsp.arguments import Defaults, Run
+from tidebox.lsp.arguments import Defaults, RunArguments
 from tidebox.lsp.server import COMMANDS, PREFIXES
 
 MANIFEST: dict[str, Any] = json.loads((EXTENSION / "package.json").read_text())
@@ -68,7 +68,7 @@ def test_the_settings_are_those_that_are_read() -> None:
 
 def test_what_is_sent_is_what_the_server_takes() -> None:
     """It refuses a key that it does not know."""
-    assert fields("RunArguments") <= {field.name for field in msgspec.structs.fields(Run)}
+    assert fields("RunArguments") <= {field.name for field in msgspec.structs.fields(RunArguments)}
     assert fields("Defaults") <= {field.name for field in msgspec.structs.fields(Defaults)}
 
 

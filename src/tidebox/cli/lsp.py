@@ -11,7 +11,7 @@ from tidebox.cli.remote import profile_option, server_option
 from tidebox.config import load_client_settings
 
 if TYPE_CHECKING:
-    from tidebox.lsp.server import Server
+    from tidebox.lsp.server import EditorServer
     from tidebox.lsp.workbench import Workbench
 
 
@@ -40,7 +40,7 @@ def _load(codes: list[int]) -> Guest:
         def page_url(run_id: str) -> str | None:
             return None if host.embedded else f"{host.url}/webui/sandbox/runs/{run_id}"
 
-        def workbench(editor: Server, client: str | None) -> Workbench:
+        def workbench(editor: EditorServer, client: str | None) -> Workbench:
             return Workbench(
                 host.interpreter(client),
                 editor,

@@ -1,4 +1,4 @@
-"""What the commands take. A key that is not known is an error that names it."""
+"""Arguments of the commands, parsed strictly: an unknown key is an error that names it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidebox.errors import InvalidRequest
-from tidebox.lsp.gathering import checked_name
+from tidebox.lsp.workspace_scan import checked_name
 from tidebox.model.events import StreamName
 
 Given = TypeVar("Given", bound=msgspec.Struct)
@@ -23,7 +23,7 @@ class InlineFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     content_b64: str | None = None
 
     def bytes(self) -> bytes:
-        """The content."""
+        """Return the content, decoded."""
         if (self.content is None) == (self.content_b64 is None):
             raise InvalidRequest("files: give content or content_b64", field="files")
         if self.content is not None:
@@ -34,8 +34,8 @@ class InlineFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             raise InvalidRequest(f"files: {self.path}: content_b64 is not base64", field="files") from None
 
 
-class Terms(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
-    """What can be said of a run."""
+class RunSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
+    """Settings of a run that ``run`` and ``configure`` share."""
 
     command: list[str] | None = None
     files: list[str | InlineFile] | None = None
@@ -47,7 +47,7 @@ class Terms(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     capture_patterns: list[str] | None = None
 
 
-class Run(Terms, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
+class RunArguments(RunSettings, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
     """The argument of ``run``."""
 
     uri: str | None = None
@@ -61,26 +61,26 @@ class Resources(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_de
     pids: int | None = None
 
 
-class Defaults(Terms, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
-    """What runs of a folder have where they are not told."""
+class Defaults(RunSettings, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
+    """Default settings for the runs of a folder."""
 
     packages: list[str] | dict[str, list[str]] | None = None
     resources: Resources | None = None
 
 
-class Configure(Defaults, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
+class ConfigureArguments(Defaults, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
     """The argument of ``configure``."""
 
     uri: str | None = None
 
 
-class OpenArtifacts(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class OpenArtifactsArguments(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The argument of ``openArtifacts``."""
 
     run_id: str | None = None
 
 
-class ReadOutput(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class ReadOutputParams(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The parameters of ``tidebox/readOutput``."""
 
     run_id: str

@@ -16,14 +16,14 @@ _MAX_BYTES = 1024 * 1024
 _MAX_FOLDERS = 1000
 
 
-class KeptDefaults:
-    """The file of defaults: folder -> what ``configure`` was told."""
+class DefaultsFile:
+    """The JSON file of per-workspace defaults: folder -> keys given to ``configure``."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
 
     def get(self, folder: str) -> dict[str, Any]:
-        """What is kept for a folder."""
+        """Return the defaults of a folder."""
         kept = self._read().get(folder, {})
         try:
             convert(Defaults, kept)
@@ -32,7 +32,7 @@ class KeptDefaults:
         return kept
 
     def change(self, folder: str, said: dict[str, Any]) -> dict[str, Any]:
-        """Keep what is said, and forget what is said to be null."""
+        """Store the given keys, and delete those that are null; return all that remain."""
         everything = self._read()
         kept = {**everything.pop(folder, {}), **said}
         kept = {name: value for name, value in kept.items() if value is not None}

@@ -1,4 +1,4 @@
-"""One run: from what was asked for to what the editor shows of it."""
+"""Start one run, stream its log to the editor, and report how it ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tidebox.errors import TideboxError
-from tidebox.lsp.output import Output
+from tidebox.lsp.run_output import RunOutput
 from tidebox.model.events import StreamName
 from tidebox.model.run import Reason
 from tidebox.sdk.interpreter.client import AsyncInterpreter, abandon
@@ -36,32 +36,32 @@ _WORDS = {
 
 
 class View(Protocol):
-    """Where a run is shown."""
+    """Receives the events of a run for the editor."""
 
     async def started(self, run: Run) -> None:
-        """It has an id now."""
+        """Report that the run was created."""
 
     async def output(self, run_id: str, stream: StreamName, text: str) -> None:
-        """It printed something."""
+        """Show a piece of output."""
 
     async def notice(self, run_id: str | None, text: str) -> None:
-        """Something that the user should know."""
+        """Show a notice to the user."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FinishedRun:
     """A run that is over."""
 
     run: Run
     end: RunEnd
-    output: Output
+    output: RunOutput
     dropped: bool
     """Whether the server did not keep all of its output."""
 
 
 async def run_to_end(
     client: AsyncInterpreter, command: list[str], options: dict[str, Any], view: View, cancelled: asyncio.Event
-) -> Ended:
+) -> FinishedRun:
     """Run a command; ``cancelled`` kills it. Being cancelled oneself does that too."""
     # A task of its own: a caller that is cancelled over it must still learn which run there is to cancel.
     starting = asyncio.get_running_loop().create_task(client.start_run(command, **options))
@@ -83,11 +83,11 @@ async def _kill_when(cancelled: asyncio.Event, client: AsyncInterpreter, run_id:
     try:
         await client.cancel_run(run_id)
     except TideboxError:
-        pass  # whoever follows its log learns what became of it
+        pass  # the reader of its log learns how it ended
 
 
-async def _follow(client: AsyncInterpreter, run: Run, view: View) -> Ended:
-    output = Output()
+async def _follow(client: AsyncInterpreter, run: Run, view: View) -> FinishedRun:
+    output = RunOutput()
     dropped = False
     await view.started(run)
 
@@ -104,11 +104,11 @@ async def _follow(client: AsyncInterpreter, run: Run, view: View) -> Ended:
                 dropped = True
         end = log.end
     assert end is not None
-    return Ended(run, end, output, dropped or end.log_truncated)
+    return FinishedRun(run, end, output, dropped or end.log_truncated)
 
 
 def summarize(end: RunEnd) -> str:
-    """How a run ended, in words."""
+    """Describe in words how a run ended."""
     try:
         words = _WORDS.get(Reason(end.reason_code), "")
     except ValueError:

@@ -23,12 +23,12 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 import tidebox
 from tidebox.errors import InternalError, InvalidRequest, TideboxError
 from tidebox.lsp import arguments
-from tidebox.lsp.arguments import Configure, Defaults, OpenArtifacts, ReadOutput
+from tidebox.lsp.arguments import ConfigureArguments, Defaults, OpenArtifactsArguments, ReadOutputParams
 from tidebox.lsp.folders import choose_folder, file_of, name_of
-from tidebox.lsp.sending import NotStarted
 from tidebox.lsp.targets import find_lenses
-from tidebox.lsp.views import EditorView, OwnView, PlainView
+from tidebox.lsp.views import EditorView, ExtensionView, PlainView
 from tidebox.lsp.workbench import Document, Token, Workbench
+from tidebox.lsp.workspace_sync import NotStarted
 
 _log = structlog.get_logger("tidebox.lsp")
 
@@ -39,11 +39,11 @@ READ_OUTPUT = "tidebox/readOutput"
 _SECTION = "tidebox"
 _CLOSE_SECONDS = 15.0
 
-MakeWorkbench = Callable[["Server", str | None], Workbench]
+MakeWorkbench = Callable[["EditorServer", str | None], Workbench]
 
 
 class RequestFailed(JsonRpcException):
-    """What was asked for is right, and failed."""
+    """A valid request that failed while it was carried out."""
 
     CODE = types.LSPErrorCodes.RequestFailed.value
     MESSAGE = "Request failed"
@@ -52,7 +52,7 @@ class RequestFailed(JsonRpcException):
 class Protocol(LanguageServerProtocol):
     """pygls's protocol, but that a request to execute a command is one task, which cancelling it cancels."""
 
-    _server: Server
+    _server: EditorServer
 
     @lsp_method(types.EXIT)
     def lsp_exit(self, *args: Any) -> None:  # type: ignore[override]
@@ -70,7 +70,7 @@ class Protocol(LanguageServerProtocol):
         return self._shutdown
 
 
-class Server(LanguageServer):
+class EditorServer(LanguageServer):
     """One editor's server."""
 
     protocol: Protocol
@@ -172,7 +172,7 @@ class Server(LanguageServer):
         return await self._guarded(name, lambda workbench: self._execute(workbench, name, params))
 
     async def _guarded(self, name: str, action: Callable[[Workbench], Awaitable[Any]]) -> Any:
-        """What the workbench answers, or an error of the protocol."""
+        """Run an action of the workbench; map its exceptions to JSON-RPC errors."""
         task = asyncio.current_task()
         assert task is not None
         self._executing.add(task)
@@ -196,14 +196,14 @@ class Server(LanguageServer):
 
     async def _execute(self, workbench: Workbench, name: str, params: types.ExecuteCommandParams) -> Any:
         if name == "run":
-            given = arguments.parse(arguments.Run, params.arguments)
+            given = arguments.parse(arguments.RunArguments, params.arguments)
             async with _Progress(self, params.work_done_token) as progress:
                 return await workbench.run(given, progress.cancelled, params.work_done_token)
         if name == "configure":
             said = params.arguments[0] if params.arguments else {}
-            parsed = arguments.parse(Configure, params.arguments)
+            parsed = arguments.parse(ConfigureArguments, params.arguments)
             return await asyncio.to_thread(workbench.configure, parsed, said if isinstance(said, dict) else {})
-        return await workbench.open_artifacts(arguments.parse(OpenArtifacts, params.arguments))
+        return await workbench.open_artifacts(arguments.parse(OpenArtifactsArguments, params.arguments))
 
     # The editor, as the workbench sees it.
 
@@ -231,7 +231,7 @@ class Server(LanguageServer):
         """Where a run is shown; ``token`` is what the editor calls the request for it."""
         experimental = self.client_capabilities.experimental
         if isinstance(experimental, Mapping) and experimental.get("tidebox"):
-            return OwnView(self, command, uri, token)
+            return ExtensionView(self, command, uri, token)
         return PlainView(self, command)
 
     def notify(self, method: str, params: Any) -> None:
@@ -258,7 +258,7 @@ class Server(LanguageServer):
 class _Progress:
     """The progress of one run, which the user may cancel."""
 
-    def __init__(self, server: Server, token: types.ProgressToken | None) -> None:
+    def __init__(self, server: EditorServer, token: types.ProgressToken | None) -> None:
         self._server = server
         self._token = token
         self._begun = False
@@ -297,8 +297,8 @@ class _Progress:
         progress.tokens[token].add_done_callback(lambda future: self.cancelled.set() if future.cancelled() else None)
 
 
-def _wanted(said: Any) -> ReadOutput:
-    return arguments.parse(ReadOutput, [said])
+def _wanted(said: Any) -> ReadOutputParams:
+    return arguments.parse(ReadOutputParams, [said])
 
 
 def _data(error: TideboxError) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import structlog
 from pygls.exceptions import JsonRpcException, JsonRpcInvalidRequest
 from pygls.protocol import LanguageServerProtocol
 
-from tidebox.lsp.server import MakeWorkbench, Server
+from tidebox.lsp.server import EditorServer, MakeWorkbench
 from tidebox.model.limits import KIB, MIB
 from tidebox.stdio import Streams
 
@@ -30,7 +30,7 @@ async def serve_stdio(make_workbench: MakeWorkbench) -> int:
     """Serve one editor until it says so or is gone; the exit code that the protocol asks for."""
     with Streams() as streams:
         writer = Writer(streams)
-        server = Server(make_workbench, writer.drained)
+        server = EditorServer(make_workbench, writer.drained)
         server.protocol.set_writer(writer)
         reading = asyncio.get_running_loop().create_task(_read(streams, server.protocol), name="lsp stdin")
         ended = asyncio.get_running_loop().create_task(server.ended.wait(), name="lsp exit")
@@ -48,7 +48,7 @@ async def serve_stdio(make_workbench: MakeWorkbench) -> int:
 
 
 class Writer:
-    """What pygls writes to."""
+    """The writer that pygls sends messages through."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -97,26 +97,26 @@ def _refuse(protocol: LanguageServerProtocol, body: bytes, error: Exception) -> 
 
 async def _messages(streams: Streams) -> AsyncIterator[bytes]:
     """Each message; ends at the end of the input, or where that is not the protocol."""
-    held = bytearray()
+    buffer = bytearray()
     while True:
-        while (end := held.find(_END)) < 0:
-            if len(held) > _MAX_HEADER_BYTES:
+        while (end := buffer.find(_END)) < 0:
+            if len(buffer) > _MAX_HEADER_BYTES:
                 _log.error("not_the_protocol")
                 return
             if not (piece := await streams.read()):
                 return
-            held += piece
-        length = _length(bytes(held[:end]))
+            buffer += piece
+        length = _length(bytes(buffer[:end]))
         if length is None or length > MAX_MESSAGE_BYTES:
             _log.error("not_the_protocol")
             return
         begin = end + len(_END)
-        while len(held) < begin + length:
+        while len(buffer) < begin + length:
             if not (piece := await streams.read()):
                 return
-            held += piece
-        body = bytes(held[begin : begin + length])
-        del held[: begin + length]
+            buffer += piece
+        body = bytes(buffer[begin : begin + length])
+        del buffer[: begin + length]
         yield body
 
 

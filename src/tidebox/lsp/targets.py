@@ -1,4 +1,4 @@
-"""What can be run in a file, and how: commands for whole files, and lenses over main blocks and tests. No I/O."""
+"""Run targets of a file: commands for whole files, and code lenses over main blocks and tests. No I/O."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ _UNITTEST = ("python3", "-m", "unittest")
 
 @dataclass(frozen=True, slots=True)
 class Lens:
-    """Something to run, over a line that counts from 0."""
+    """A code lens over a line that counts from 0."""
 
     line: int
     title: str
     command: tuple[str, ...] = ()
-    """Without one, whatever runs the whole file."""
+    """Empty: the command of the whole file."""
 
 
-class Target(NamedTuple):
-    """What runs a file."""
+class RunTarget(NamedTuple):
+    """The command or the language that runs a file."""
 
     command: tuple[str, ...]
     """Where there is a language, what is tried if the server has none of that name; empty if there is nothing."""
     language: str = ""
-    """What the server knows how to compile and run it by."""
+    """Name of the language by which the server compiles and runs it; empty for a plain command."""
 
 
-class _Kind(NamedTuple):
+class _FileType(NamedTuple):
     command: Callable[[str], tuple[str, ...]] | None
     lenses: Callable[[str, Sequence[str]], Iterator[Lens]] | None = None
     language: str = ""
 
 
-def find_target(path: str, text: str) -> Target:
-    """What runs a file: the program of its first line, or of its name; a file of tests is tested."""
+def find_target(path: str, text: str) -> RunTarget:
+    """Return what runs a file, by its first line (``#!``) or its suffix; a file of tests is run by its test runner."""
     first = text[:256].partition("\n")[0]
     if first.startswith("#!"):
         words = first[2:].split()
         if words and posixpath.basename(words[0]) == "env":
             words = [word for word in words[1:] if word != "-S"]
         if words and not words[0].startswith("-") and "=" not in words[0]:
-            return Target((posixpath.basename(words[0]), *words[1:], path))
+            return RunTarget((posixpath.basename(words[0]), *words[1:], path))
     kind = _KINDS.get(posixpath.splitext(path)[1].lower())
     if kind is None:
         raise InvalidRequest(f"{path}: its name does not tell what runs it; give a command", field="command")
     runner = _test_runner(path, text)
     if runner is not None:
-        return Target(runner(path))
-    return Target(() if kind.command is None else kind.command(path), kind.language)
+        return RunTarget(runner(path))
+    return RunTarget(() if kind.command is None else kind.command(path), kind.language)
 
 
 def suffix_of(language: str) -> str:
-    """How the name of a file of that language, as editors call it, ends; of one that is not known, not at all."""
+    """Return the file suffix of an editor's language identifier; empty if it is unknown."""
     return _LANGUAGES.get(language, "")
 
 
@@ -228,7 +228,7 @@ def _java_lenses(path: str, lines: Sequence[str]) -> Iterator[Lens]:
 
 
 def _test_runner(path: str, text: str) -> Callable[[str], tuple[str, ...]] | None:
-    """What runs a file of tests as such."""
+    """Return the test runner of a file of tests, or None."""
     if _is_python_tests(path, text):
         if _is_unittest(text):
             return lambda each: (*_UNITTEST, _module(each))
@@ -252,21 +252,21 @@ def _over(pattern: re.Pattern[str]) -> Callable[[str, Sequence[str]], Iterator[L
 
 
 _KINDS = {
-    ".py": _Kind(_with("python3"), _python_lenses),
-    **dict.fromkeys(_JAVASCRIPT, _Kind(_node, _node_lenses)),
-    **dict.fromkeys(_TYPESCRIPT, _Kind(_node_types, _node_lenses, "typescript")),
-    ".tsx": _Kind(None, None, "typescript"),
-    ".go": _Kind(_go, _go_lenses, "go"),
-    ".java": _Kind(_java, _java_lenses),
-    ".sh": _Kind(_with("sh")),
-    ".bash": _Kind(_with("bash")),
-    ".ex": _Kind(_with("elixir")),
-    ".exs": _Kind(_with("elixir")),
-    ".rb": _Kind(_with("ruby"), None, "ruby"),
-    ".r": _Kind(_with("Rscript"), None, "r"),
-    ".c": _Kind(None, _over(_C_MAIN), "c"),
-    **dict.fromkeys((".cpp", ".cc", ".cxx"), _Kind(None, _over(_C_MAIN), "cpp")),
-    ".rs": _Kind(None, _over(_RUST_MAIN), "rust"),
+    ".py": _FileType(_with("python3"), _python_lenses),
+    **dict.fromkeys(_JAVASCRIPT, _FileType(_node, _node_lenses)),
+    **dict.fromkeys(_TYPESCRIPT, _FileType(_node_types, _node_lenses, "typescript")),
+    ".tsx": _FileType(None, None, "typescript"),
+    ".go": _FileType(_go, _go_lenses, "go"),
+    ".java": _FileType(_java, _java_lenses),
+    ".sh": _FileType(_with("sh")),
+    ".bash": _FileType(_with("bash")),
+    ".ex": _FileType(_with("elixir")),
+    ".exs": _FileType(_with("elixir")),
+    ".rb": _FileType(_with("ruby"), None, "ruby"),
+    ".r": _FileType(_with("Rscript"), None, "r"),
+    ".c": _FileType(None, _over(_C_MAIN), "c"),
+    **dict.fromkeys((".cpp", ".cc", ".cxx"), _FileType(None, _over(_C_MAIN), "cpp")),
+    ".rs": _FileType(None, _over(_RUST_MAIN), "rust"),
 }
 # As editors call languages -> how a file of one ends.
 _LANGUAGES = {

@@ -37,7 +37,7 @@ def make(case: Case) -> dict[str, Any]:
 
 
 def expected(case: Case) -> list[dict[str, Any]]:
-    """What an editor is to mark: found by the arrows in the source."""
+    """Return the expected marks: the arrows in the source."""
     places = {}
     for path, text in case.files.items():
         for number, line in enumerate(text.split("\n"), 1):

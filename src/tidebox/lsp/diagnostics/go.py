@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from tidebox.lsp.diagnostics.problems import MAX_MESSAGE_LINES, Frame, Kind, Problem, frame_of, make_problem
+from tidebox.lsp.diagnostics.parsed import (
+    MAX_MESSAGE_LINES,
+    ParsedProblem,
+    ProblemKind,
+    TraceFrame,
+    frame_of,
+    make_problem,
+)
 
 HINTS = (".go:",)
 
@@ -22,28 +29,28 @@ _PASSED = re.compile(r"\s*--- (?:PASS|SKIP): |=== RUN|ok  |PASS$|FAIL")
 _TEST_LINE = re.compile(r"\s{4,40}(?P<path>[^\s:][^:]{0,300}\.go):(?P<line>\d+): (?P<message>.*)$")
 
 
-def parse(lines: Sequence[str]) -> Iterator[Problem]:
-    """What the compiler and the tests report, and the panic that ended the program."""
+def parse(lines: Sequence[str]) -> Iterator[ParsedProblem]:
+    """Yield errors of the compiler, failed tests, and the panic that ended the program."""
     yield from _compiler(lines)
     yield from _tests(lines)
     if (panic := _panic(lines)) is not None:
         yield panic
 
 
-def _compiler(lines: Sequence[str]) -> Iterator[Problem]:
-    held: tuple[list[str], Frame] | None = None
+def _compiler(lines: Sequence[str]) -> Iterator[ParsedProblem]:
+    pending: tuple[list[str], TraceFrame] | None = None
     for line in (*lines, ""):
-        if held is not None:
-            if line.startswith(("\t", "        ")) and line.strip() and len(held[0]) < MAX_MESSAGE_LINES:
-                held[0].append(line.strip())
+        if pending is not None:
+            if line.startswith(("\t", "        ")) and line.strip() and len(pending[0]) < MAX_MESSAGE_LINES:
+                pending[0].append(line.strip())
                 continue
-            yield make_problem(held[0], [held[1]], Kind.REPORT)
-            held = None
+            yield make_problem(pending[0], [pending[1]], ProblemKind.REPORT)
+            pending = None
         if (found := _COMPILER.match(line)) and (frame := frame_of(found)):
-            held = [found["message"]], frame
+            pending = [found["message"]], frame
 
 
-def _tests(lines: Sequence[str]) -> Iterator[Problem]:
+def _tests(lines: Sequence[str]) -> Iterator[ParsedProblem]:
     failing = False
     for line in lines:
         if _TEST.match(line):
@@ -51,13 +58,13 @@ def _tests(lines: Sequence[str]) -> Iterator[Problem]:
         elif _PASSED.match(line):
             failing = False
         elif failing and (found := _TEST_LINE.match(line)) and (frame := frame_of(found)):
-            yield make_problem(found["message"], [frame], Kind.REPORT)
+            yield make_problem(found["message"], [frame], ProblemKind.REPORT)
 
 
-def _panic(lines: Sequence[str]) -> Problem | None:
+def _panic(lines: Sequence[str]) -> ParsedProblem | None:
     """The last of the panics that were going on, in the goroutine that is told of first."""
     messages: list[str] = []
-    frames: list[Frame] = []
+    frames: list[TraceFrame] = []
     inside = created = False
     function: str | None = None
     for line in lines:
@@ -86,4 +93,4 @@ def _panic(lines: Sequence[str]) -> Problem | None:
     if not messages or not frames:
         return None
     *before, last = messages
-    return make_problem(last, frames, Kind.CRASH, [make_problem(message, ()) for message in reversed(before)])
+    return make_problem(last, frames, ProblemKind.CRASH, [make_problem(message, ()) for message in reversed(before)])

@@ -6,7 +6,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tidebox.lsp.diagnostics.problems import MAX_MESSAGE_LINES, Frame, Kind, Problem, frame_of, make_problem, number
+from tidebox.lsp.diagnostics.parsed import (
+    MAX_MESSAGE_LINES,
+    ParsedProblem,
+    ProblemKind,
+    TraceFrame,
+    frame_of,
+    make_problem,
+    number,
+)
 
 HINTS = (".java:", ".kt:")
 
@@ -24,35 +32,35 @@ _JAVAC = re.compile(r"(?P<path>[^\s:][^:]{0,500}\.java):(?P<line>\d+): (?P<kind>
 
 
 @dataclass(slots=True)
-class _Thrown:
+class _Throwable:
     message: list[str]
-    frames: list[Frame] = field(default_factory=list)
-    causes: list[_Thrown] = field(default_factory=list)
+    frames: list[TraceFrame] = field(default_factory=list)
+    causes: list[_Throwable] = field(default_factory=list)
 
 
-def parse(lines: Sequence[str]) -> Iterator[Problem]:
-    """What the compiler or the tests report, or else the exception that ended the program."""
+def parse(lines: Sequence[str]) -> Iterator[ParsedProblem]:
+    """Yield errors of the compiler and of tests, or else the exception that ended the program."""
     for line in lines:
         if (found := _JAVAC.match(line)) and (frame := frame_of(found)):
-            kind = Kind.REPORT if found["kind"] == "error" else Kind.WARNING
+            kind = ProblemKind.REPORT if found["kind"] == "error" else ProblemKind.WARNING
             yield make_problem(found["message"], [frame], kind)
     thrown, tests = _thrown(lines)
     for each in thrown if tests else thrown[-1:]:
         causes = [make_problem(cause.message, cause.frames) for cause in each.causes]
-        yield make_problem(each.message, each.frames, Kind.REPORT if tests else Kind.CRASH, causes)
+        yield make_problem(each.message, each.frames, ProblemKind.REPORT if tests else ProblemKind.CRASH, causes)
 
 
-def _thrown(lines: Sequence[str]) -> tuple[list[_Thrown], bool]:
+def _thrown(lines: Sequence[str]) -> tuple[list[_Throwable], bool]:
     """The exceptions whose stacks are there, and whether tests threw them."""
-    found: list[_Thrown] = []
+    found: list[_Throwable] = []
     paragraph: list[str] = []
-    current: _Thrown | None = None
+    current: _Throwable | None = None
     tests = junit5 = False
     for line in lines:
         frame = _frame(line, bare=junit5)
         if frame is not None or _AT.match(line):
             if current is None and paragraph:
-                current = _Thrown(paragraph)
+                current = _Throwable(paragraph)
                 found.append(current)
             paragraph = []
             if current is not None and frame is not None:
@@ -60,7 +68,7 @@ def _thrown(lines: Sequence[str]) -> tuple[list[_Thrown], bool]:
         elif _MORE.match(line):
             continue
         elif current is not None and (cause := _CAUSE.match(line)):
-            current.causes.append(_Thrown([cause["message"]]))
+            current.causes.append(_Throwable([cause["message"]]))
         elif _JUNIT4.match(line):
             tests, current, paragraph = True, None, []
         elif begun := _JUNIT5.match(line):
@@ -75,11 +83,11 @@ def _thrown(lines: Sequence[str]) -> tuple[list[_Thrown], bool]:
     return [each for each in found if each.frames], tests
 
 
-def _frame(line: str, *, bare: bool) -> Frame | None:
+def _frame(line: str, *, bare: bool) -> TraceFrame | None:
     found = _FRAME.match(line) or (_BARE_FRAME.match(line) if bare else None)
     if found is None or (at := number(found["line"])) is None or at < 1:
         return None
     # "module/com.acme.app.Main$Inner.run" of Main.java is com/acme/app/Main.java.
     where = found["where"].rpartition("/")[2]
     package = where.split(".")[:-2]
-    return Frame("/".join([*package, found["file"]]), at, None, where)
+    return TraceFrame("/".join([*package, found["file"]]), at, None, where)

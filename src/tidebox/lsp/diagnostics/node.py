@@ -6,7 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tidebox.lsp.diagnostics.problems import MAX_MESSAGE_LINES, Frame, Kind, Problem, frame_of, make_problem
+from tidebox.lsp.diagnostics.parsed import (
+    MAX_MESSAGE_LINES,
+    ParsedProblem,
+    ProblemKind,
+    TraceFrame,
+    frame_of,
+    make_problem,
+)
 
 HINTS = ("    at ", "Node.js v", "not ok ", "failing tests", ": error TS", " - error TS", "error TS")
 
@@ -35,10 +42,10 @@ _OF_SUITES = frozenset({"'subtestsFailed'", '"subtestsFailed"', "subtestsFailed"
 @dataclass(slots=True)
 class _Error:
     message: list[str] = field(default_factory=list)
-    frames: list[Frame] = field(default_factory=list)
-    head: Frame | None = None
+    frames: list[TraceFrame] = field(default_factory=list)
+    head: TraceFrame | None = None
 
-    def all_frames(self) -> list[Frame]:
+    def all_frames(self) -> list[TraceFrame]:
         if self.head is None:
             return self.frames
         # What cannot be compiled is where the head says; the frames are those of what wanted it.
@@ -46,8 +53,8 @@ class _Error:
         return [self.head, *self.frames] if of_source else [*self.frames, self.head]
 
 
-def parse(lines: Sequence[str]) -> Iterator[Problem]:
-    """What the compiler or the test runner reports, or else the error that ended the program."""
+def parse(lines: Sequence[str]) -> Iterator[ParsedProblem]:
+    """Yield errors of the compiler and failed tests, or else the error that ended the program."""
     found = False
     for problem in (*_compiler(lines), *_tap(lines), *_spec(lines)):
         found = True
@@ -56,12 +63,12 @@ def parse(lines: Sequence[str]) -> Iterator[Problem]:
         yield crash
 
 
-def _compiler(lines: Sequence[str]) -> Iterator[Problem]:
+def _compiler(lines: Sequence[str]) -> Iterator[ParsedProblem]:
     for line in lines:
         if "error TS" in line:
             for pattern in _TSC:
                 if (found := pattern.match(line)) and (frame := frame_of(found)):
-                    yield make_problem(found["message"], [frame], Kind.REPORT)
+                    yield make_problem(found["message"], [frame], ProblemKind.REPORT)
 
 
 class _Crashes:
@@ -69,7 +76,7 @@ class _Crashes:
 
     def __init__(self) -> None:
         self.chains: list[list[_Error]] = []
-        self._head: Frame | None = None
+        self._head: TraceFrame | None = None
         self._source = False
         """Whether the next lines are the source below a head."""
         self._below_head = False
@@ -104,7 +111,7 @@ class _Crashes:
                 self._paragraph.append(line)
 
     def finish(self) -> None:
-        """What was told of an error is all."""
+        """End the error that is being read."""
         if self._head is not None and self._paragraph:
             self.chains.append([_Error(self._paragraph, head=self._head)])
         self._head, self._paragraph, self._in_stack = None, [], False
@@ -119,7 +126,7 @@ class _Crashes:
             self.chains[-1][-1].frames.append(frame)
 
 
-def _crash(lines: Sequence[str]) -> Problem | None:
+def _crash(lines: Sequence[str]) -> ParsedProblem | None:
     """The last error of the program, with what it wraps."""
     reader = _Crashes()
     for line in lines:
@@ -130,11 +137,14 @@ def _crash(lines: Sequence[str]) -> Problem | None:
         return None
     outermost, *causes = chains[-1]
     return make_problem(
-        outermost.message, outermost.all_frames(), Kind.CRASH, [make_problem(e.message, e.frames) for e in causes]
+        outermost.message,
+        outermost.all_frames(),
+        ProblemKind.CRASH,
+        [make_problem(e.message, e.frames) for e in causes],
     )
 
 
-def _tap(lines: Sequence[str]) -> Iterator[Problem]:
+def _tap(lines: Sequence[str]) -> Iterator[ParsedProblem]:
     """Each test that is not ok, in the Test Anything Protocol."""
     position = 0
     while position < len(lines):
@@ -162,20 +172,20 @@ def _tap(lines: Sequence[str]) -> Iterator[Problem]:
                 error.frames.append(frame)
         frames = error.frames + ([place] if place is not None else [])
         if frames and not suite:
-            yield make_problem([message[0] if message else found["name"]], frames, Kind.REPORT)
+            yield make_problem([message[0] if message else found["name"]], frames, ProblemKind.REPORT)
 
 
-def _spec(lines: Sequence[str]) -> Iterator[Problem]:
+def _spec(lines: Sequence[str]) -> Iterator[ParsedProblem]:
     """Each test below "failing tests:", in the format for people."""
     begin = next((index for index, line in enumerate(lines) if _FAILING.search(line)), None)
     if begin is None:
         return
-    place: Frame | None = None
+    place: TraceFrame | None = None
     error: _Error | None = None
     for line in [*lines[begin + 1 :], "test at end:1:1"]:
         if found := _TEST_AT.match(line.strip()):
             if place is not None and error is not None and error.message:
-                yield make_problem(error.message[:1], [*error.frames, place], Kind.REPORT)
+                yield make_problem(error.message[:1], [*error.frames, place], ProblemKind.REPORT)
             place, error = frame_of(found), None
         elif place is None:
             continue

@@ -7,14 +7,21 @@ from typing import NamedTuple
 
 from tidebox.lsp.diagnostics import go, java, node, python, shell, table
 from tidebox.lsp.diagnostics import pytest as pytest_
-from tidebox.lsp.diagnostics.problems import MAX_CHARACTERS, MAX_PROBLEMS, Kind, Problem, split_lines, without_controls
+from tidebox.lsp.diagnostics.parsed import (
+    MAX_CHARACTERS,
+    MAX_PROBLEMS,
+    ParsedProblem,
+    ProblemKind,
+    split_lines,
+    without_controls,
+)
 
 
 class _Language(NamedTuple):
     name: str
     hints: tuple[str, ...]
     """An output without any of these has nothing for the parser."""
-    parse: Callable[[Sequence[str]], Iterator[Problem]]
+    parse: Callable[[Sequence[str]], Iterator[ParsedProblem]]
 
 
 # A program may start others in other languages, so all are tried; the formats tell them apart.
@@ -29,22 +36,22 @@ LANGUAGES = (
 )
 
 
-def find_problems(stdout: str, stderr: str) -> list[Problem]:
-    """What went wrong in a run, from what it printed: reports first, then the error that ended it, then warnings."""
+def find_problems(stdout: str, stderr: str) -> list[ParsedProblem]:
+    """Parse the output of a run into problems: reports first, then the error that ended it, then warnings."""
     of_errors, of_output = _parse(stderr), _parse(stdout)
-    reports = [problem for problem in of_errors + of_output if problem.kind is Kind.REPORT]
+    reports = [problem for problem in of_errors + of_output if problem.kind is ProblemKind.REPORT]
     # A traceback on standard output is one that somebody printed, unless there is no other.
-    crashes = [problem for problem in of_errors if problem.kind is Kind.CRASH] or [
-        problem for problem in of_output if problem.kind is Kind.CRASH and not reports
+    crashes = [problem for problem in of_errors if problem.kind is ProblemKind.CRASH] or [
+        problem for problem in of_output if problem.kind is ProblemKind.CRASH and not reports
     ]
-    warnings = [problem for problem in of_errors + of_output if problem.kind is Kind.WARNING]
+    warnings = [problem for problem in of_errors + of_output if problem.kind is ProblemKind.WARNING]
     return list(dict.fromkeys(reports + crashes + warnings))[:MAX_PROBLEMS]
 
 
-def _parse(text: str) -> list[Problem]:
+def _parse(text: str) -> list[ParsedProblem]:
     text = without_controls(text[-MAX_CHARACTERS:])
     lines: list[str] | None = None
-    found: list[Problem] = []
+    found: list[ParsedProblem] = []
     for language in LANGUAGES:
         if any(hint in text for hint in language.hints):
             lines = split_lines(text) if lines is None else lines

@@ -6,7 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 
 from tidebox.lsp.diagnostics import python
-from tidebox.lsp.diagnostics.problems import MAX_MESSAGE_LINES, Frame, Kind, Problem, frame_of, make_problem
+from tidebox.lsp.diagnostics.parsed import (
+    MAX_MESSAGE_LINES,
+    ParsedProblem,
+    ProblemKind,
+    TraceFrame,
+    frame_of,
+    make_problem,
+)
 
 HINTS = ("=== FAILURES ===", "=== ERRORS ===", "short test summary info")
 
@@ -28,7 +35,7 @@ _LINES = {
 _FAILED = re.compile(r"(?:FAILED|ERROR) (?P<path>[^\s:]{1,500})(?:::\S+)*(?: - (?P<text>.*))?$")
 
 
-def parse(lines: Sequence[str]) -> Iterator[Problem]:
+def parse(lines: Sequence[str]) -> Iterator[ParsedProblem]:
     """One problem for each test that failed."""
     found = False
     for headed, section in _sections(lines):
@@ -39,11 +46,11 @@ def parse(lines: Sequence[str]) -> Iterator[Problem]:
         # There are no sections with --tb=no.
         for line in lines:
             if match := _FAILED.match(line):
-                yield make_problem(match["text"] or "failed", [Frame(match["path"], 1)], Kind.REPORT)
+                yield make_problem(match["text"] or "failed", [TraceFrame(match["path"], 1)], ProblemKind.REPORT)
 
 
 def _sections(lines: Sequence[str]) -> Iterator[tuple[bool, list[str]]]:
-    """What is said of each test, and whether it has a head."""
+    """Yield the section of each failed test, and whether it has a heading."""
     inside = headed = False
     section: list[str] = []
     for line in lines:
@@ -59,22 +66,22 @@ def _sections(lines: Sequence[str]) -> Iterator[tuple[bool, list[str]]]:
         yield headed, section
 
 
-def _one_liners(lines: Sequence[str]) -> Iterator[Problem]:
+def _one_liners(lines: Sequence[str]) -> Iterator[ParsedProblem]:
     """The tests of --tb=line, one in a line."""
     for line in lines:
         if (found := _LINES["one_line"].match(line)) and (frame := frame_of(found)):
-            yield make_problem(found["text"], [frame], Kind.REPORT)
+            yield make_problem(found["text"], [frame], ProblemKind.REPORT)
 
 
 class _Part:
     """One exception of a section."""
 
     def __init__(self) -> None:
-        self.frames: list[Frame] = []
+        self.frames: list[TraceFrame] = []
         self.errors: list[str] = []
 
 
-def _problems(section: Sequence[str]) -> Iterator[Problem]:
+def _problems(section: Sequence[str]) -> Iterator[ParsedProblem]:
     """The outermost exception of a section, with its causes."""
     parts = [_Part()]
     for line in section:
@@ -85,7 +92,7 @@ def _problems(section: Sequence[str]) -> Iterator[Problem]:
             continue
         if kind == "python":
             # --tb=native
-            yield from (_reported(problem) for problem in python.parse(section) if problem.kind is Kind.CRASH)
+            yield from (_reported(problem) for problem in python.parse(section) if problem.kind is ProblemKind.CRASH)
             return
         if kind == "linked":
             parts.append(_Part())
@@ -95,16 +102,16 @@ def _problems(section: Sequence[str]) -> Iterator[Problem]:
             parts[-1].frames.append(frame)
     problems = [_problem(part) for part in parts if part.errors or part.frames]
     if problems and problems[-1].frames:
-        yield make_problem(problems[-1].message, problems[-1].frames, Kind.REPORT, problems[-2::-1])
+        yield make_problem(problems[-1].message, problems[-1].frames, ProblemKind.REPORT, problems[-2::-1])
 
 
-def _problem(part: _Part) -> Problem:
+def _problem(part: _Part) -> ParsedProblem:
     margin = min((len(line) - len(line.lstrip()) for line in part.errors if line.strip()), default=0)
     errors = [line[margin:] for line in part.errors]
     frames = part.frames[::-1]
     # What could not be compiled is told as Python tells it.
     for compiled in python.parse(errors):
-        if compiled.kind is Kind.CRASH and compiled.message != "failed":
+        if compiled.kind is ProblemKind.CRASH and compiled.message != "failed":
             return make_problem(compiled.message, (*compiled.frames, *frames))
     return make_problem(_first_paragraph(errors), frames)
 
@@ -119,5 +126,5 @@ def _first_paragraph(errors: Sequence[str]) -> list[str]:
     return kept
 
 
-def _reported(problem: Problem) -> Problem:
-    return make_problem(problem.message, problem.frames, Kind.REPORT, problem.causes)
+def _reported(problem: ParsedProblem) -> ParsedProblem:
+    return make_problem(problem.message, problem.frames, ProblemKind.REPORT, problem.causes)

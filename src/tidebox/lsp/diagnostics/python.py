@@ -6,7 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tidebox.lsp.diagnostics.problems import MAX_MESSAGE_LINES, Frame, Kind, Problem, frame_of, make_problem
+from tidebox.lsp.diagnostics.parsed import (
+    MAX_MESSAGE_LINES,
+    ParsedProblem,
+    ProblemKind,
+    TraceFrame,
+    frame_of,
+    make_problem,
+)
 
 HINTS = ('File "', "Warning: ")
 
@@ -36,7 +43,7 @@ class _Trace:
     """One traceback, being read."""
 
     group: bool = False
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[TraceFrame] = field(default_factory=list)
     message: list[str] = field(default_factory=list)
     leaves: list[list[_Trace]] = field(default_factory=list)
     """Of a group: the chain of each exception in it."""
@@ -50,22 +57,22 @@ class _Chain:
     ignored: bool = False
 
 
-def parse(lines: Sequence[str]) -> Iterator[Problem]:
+def parse(lines: Sequence[str]) -> Iterator[ParsedProblem]:
     """The problems in an output: those of a test runner, or else the last traceback; and warnings."""
     for line in lines:
         if "Warning: " in line and (found := _WARNING.match(line)) and (frame := frame_of(found)):
-            yield make_problem(found["message"], [frame], Kind.WARNING)
+            yield make_problem(found["message"], [frame], ProblemKind.WARNING)
     reader = _Reader()
     for line in lines:
         reader.read(line)
     reader.finish()
     chains = [chain for chain in reader.chains if not chain.ignored and any(t.frames for t in chain.traces)]
-    kind = Kind.REPORT if reader.tests else Kind.CRASH
+    kind = ProblemKind.REPORT if reader.tests else ProblemKind.CRASH
     for chain in chains if reader.tests else chains[-1:]:
         yield from _problems(chain.traces, kind)
 
 
-def _problems(chain: list[_Trace], kind: Kind) -> Iterator[Problem]:
+def _problems(chain: list[_Trace], kind: ProblemKind) -> Iterator[ParsedProblem]:
     """The outermost error with its causes; of a group its leaves."""
     *before, last = chain
     causes = tuple(_cause(trace) for trace in reversed(before))
@@ -79,11 +86,11 @@ def _problems(chain: list[_Trace], kind: Kind) -> Iterator[Problem]:
             yield make_problem(problem.message, frames, kind, (*problem.causes, group, *causes))
 
 
-def _cause(trace: _Trace) -> Problem:
+def _cause(trace: _Trace) -> ParsedProblem:
     return make_problem(trace.message, _inner_first(trace))
 
 
-def _inner_first(trace: _Trace) -> list[Frame]:
+def _inner_first(trace: _Trace) -> list[TraceFrame]:
     return trace.frames[::-1]
 
 

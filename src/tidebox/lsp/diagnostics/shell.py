@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from tidebox.lsp.diagnostics.problems import Kind, Problem, frame_of, make_problem
+from tidebox.lsp.diagnostics.parsed import ParsedProblem, ProblemKind, frame_of, make_problem
 
 HINTS = (": ",)
 
@@ -18,15 +18,15 @@ _PATTERNS = (
 _ECHO = re.compile(r"`.*'$")
 
 
-def parse(lines: Sequence[str]) -> Iterator[Problem]:
+def parse(lines: Sequence[str]) -> Iterator[ParsedProblem]:
     """The first line that could not be parsed, or else the last that failed."""
-    last: Problem | None = None
+    last: ParsedProblem | None = None
     for line in lines:
         for pattern in _PATTERNS:
             if (found := pattern.match(line)) and (frame := frame_of(found)):
                 if _ECHO.match(found["message"]):
                     break
-                last = make_problem(found["message"], [frame], Kind.CRASH)
+                last = make_problem(found["message"], [frame], ProblemKind.CRASH)
                 if "yntax error" in found["message"]:
                     yield last
                     return

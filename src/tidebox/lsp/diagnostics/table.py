@@ -8,19 +8,26 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from tidebox.lsp.diagnostics.problems import MAX_MESSAGE_LINES, Frame, Kind, Problem, make_problem, number
+from tidebox.lsp.diagnostics.parsed import (
+    MAX_MESSAGE_LINES,
+    ParsedProblem,
+    ProblemKind,
+    TraceFrame,
+    make_problem,
+    number,
+)
 from tidebox.model.languages import BUILT_IN
 
 # Patterns of the table may be squared in the length of a line, and no place is further to the right.
 _MAX_LINE = 400
 
-_KINDS = {"error": Kind.REPORT, "warning": Kind.WARNING}
+_KINDS = {"error": ProblemKind.REPORT, "warning": ProblemKind.WARNING}
 
 
 class _At(NamedTuple):
     """A line that tells of a place."""
 
-    frame: Frame
+    frame: TraceFrame
     message: str
 
 
@@ -43,14 +50,14 @@ class _Places:
         # The pattern saw the beginning of it; the message is all that follows.
         message = found.groupdict().get("message")
         text = "" if message is None else line[found.start("message") :].strip()
-        return _At(Frame(found["file"], at), text)
+        return _At(TraceFrame(found["file"], at), text)
 
 
 _GCC = re.compile(r"(?:fatal )?(?P<kind>error|warning): (?P<text>.*)$")
 _UNDEFINED = re.compile(r"undefined reference to ")
 
 
-def _same_line(places: _Places, lines: Sequence[str]) -> Iterator[Problem]:
+def _same_line(places: _Places, lines: Sequence[str]) -> Iterator[ParsedProblem]:
     """Compilers that say what and where in one line."""
     for line in lines:
         if (at := places.find(line)) is None:
@@ -58,7 +65,7 @@ def _same_line(places: _Places, lines: Sequence[str]) -> Iterator[Problem]:
         if found := _GCC.match(at.message):
             yield make_problem(found["text"], [at.frame], _KINDS[found["kind"]])
         elif _UNDEFINED.match(at.message):
-            yield make_problem(at.message, [at.frame], Kind.REPORT)
+            yield make_problem(at.message, [at.frame], ProblemKind.REPORT)
 
 
 _HEADS = (
@@ -69,9 +76,9 @@ _HEADS = (
 )
 
 
-def _headed(places: _Places, lines: Sequence[str]) -> Iterator[Problem]:
+def _headed(places: _Places, lines: Sequence[str]) -> Iterator[ParsedProblem]:
     """Compilers that say what in one line, and where in one of the next."""
-    head: tuple[str, Kind] | None = None
+    head: tuple[str, ProblemKind] | None = None
     for line in lines:
         if found := next((found for pattern in _HEADS if (found := pattern.match(line))), None):
             head = found["text"], _KINDS[found["kind"].lower()]
@@ -83,9 +90,9 @@ def _headed(places: _Places, lines: Sequence[str]) -> Iterator[Problem]:
 _PANIC = re.compile(r"thread '.{0,100}' (?:\(\d{1,20}\) )?panicked at (?:'(?P<text>.*)', )?")
 
 
-def _rust(places: _Places, lines: Sequence[str]) -> Iterator[Problem]:
+def _rust(places: _Places, lines: Sequence[str]) -> Iterator[ParsedProblem]:
     yield from _headed(places, lines)
-    last: Problem | None = None
+    last: ParsedProblem | None = None
     for index, line in enumerate(lines):
         if (found := _PANIC.match(line)) and (at := places.find(_without_thread(line, found))) is not None:
             below = lines[index + 1] if index + 1 < len(lines) else ""
@@ -103,9 +110,9 @@ _RUBY_HEAD = re.compile(r"(?:in [`'](?P<function>[^']{0,200})': )?(?P<text>.*)$"
 _FROM = re.compile(r"\s+(?:\d+: )?from ")
 
 
-def _ruby(places: _Places, lines: Sequence[str]) -> Iterator[Problem]:
+def _ruby(places: _Places, lines: Sequence[str]) -> Iterator[ParsedProblem]:
     """The last error with its causes, which follow it; syntax errors and warnings."""
-    chain: list[tuple[list[str], list[Frame]]] = []
+    chain: list[tuple[list[str], list[TraceFrame]]] = []
     following = False
     for line in lines:
         at = places.find(line)
@@ -115,25 +122,25 @@ def _ruby(places: _Places, lines: Sequence[str]) -> Iterator[Problem]:
             if following:
                 chain[-1][1].append(at.frame)
         elif at.message.startswith("warning: "):
-            yield make_problem(at.message.removeprefix("warning: "), [at.frame], Kind.WARNING)
+            yield make_problem(at.message.removeprefix("warning: "), [at.frame], ProblemKind.WARNING)
         elif (found := _RUBY_HEAD.match(at.message)) and found["text"]:
             chain = chain if following else []
-            chain.append(([found["text"]], [Frame(at.frame.path, at.frame.line, None, found["function"])]))
+            chain.append(([found["text"]], [TraceFrame(at.frame.path, at.frame.line, None, found["function"])]))
             following = True
     if chain:
         (message, frames), *causes = chain
-        yield make_problem(message, frames, Kind.CRASH, [make_problem(*cause) for cause in causes])
+        yield make_problem(message, frames, ProblemKind.CRASH, [make_problem(*cause) for cause in causes])
 
 
 _RAISED = re.compile(r"\*\* \((?P<name>[\w.]{1,200})\) (?P<text>.*)$")
 _COLUMN = re.compile(r"\d{1,9}: ")
 
 
-def _elixir(places: _Places, lines: Sequence[str]) -> Iterator[Problem]:
+def _elixir(places: _Places, lines: Sequence[str]) -> Iterator[ParsedProblem]:
     """The last error: with its place in the first line, or in those below."""
     yield from _headed(places, lines)
     message: list[str] = []
-    frames: list[Frame] = []
+    frames: list[TraceFrame] = []
     inside = False
     for line in lines:
         if found := _RAISED.match(line):
@@ -143,7 +150,7 @@ def _elixir(places: _Places, lines: Sequence[str]) -> Iterator[Problem]:
         elif not inside:
             continue
         elif (at := places.find(line)) is not None:
-            frames.append(Frame(at.frame.path, at.frame.line, None, at.message or None))
+            frames.append(TraceFrame(at.frame.path, at.frame.line, None, at.message or None))
         elif line.strip() and not line[0].isspace():
             if frames:
                 inside = False
@@ -155,7 +162,7 @@ def _elixir(places: _Places, lines: Sequence[str]) -> Iterator[Problem]:
 
 class _Row(NamedTuple):
     hints: tuple[str, ...]
-    parse: Callable[[_Places, Sequence[str]], Iterator[Problem]]
+    parse: Callable[[_Places, Sequence[str]], Iterator[ParsedProblem]]
 
 
 _ROWS = {
@@ -168,7 +175,7 @@ _ROWS = {
 }
 
 
-def _parser(name: str, row: _Row) -> Callable[[Sequence[str]], Iterator[Problem]]:
+def _parser(name: str, row: _Row) -> Callable[[Sequence[str]], Iterator[ParsedProblem]]:
     places = _Places(name)
     return lambda lines: row.parse(places, lines)
 

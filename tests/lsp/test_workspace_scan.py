@@ -1,4 +1,4 @@
-"""What of a folder is sent: the rules of git, against git itself."""
+"""Selection of the files to send: the rules of .gitignore, compared with git itself."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.patience import patient
 from tidebox.errors import InvalidRequest
 from tidebox.files.gitignore import Gitignore, ignores
 from tidebox.files.globs import Patience
-from tidebox.lsp import gathering
-from tidebox.lsp.gathering import Gatherer
+from tidebox.lsp import workspace_scan
+from tidebox.lsp.workspace_scan import WorkspaceScanner
 
 FILES = [
     "a.log",
@@ -90,7 +90,7 @@ def test_git_agrees_on_what_is_ignored(rules: list[str], tmp_path: Path) -> None
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, env=env, check=True)
     command = ["git", "ls-files", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True).stdout
-    assert set(Gatherer(str(tmp_path)).gather({}).files) == set(listed.decode().split("\0")) - {""}
+    assert set(WorkspaceScanner(str(tmp_path)).scan({}).files) == set(listed.decode().split("\0")) - {""}
 
 
 def test_hostile_patterns_are_given_up() -> None:
@@ -104,17 +104,17 @@ def test_hostile_patterns_are_given_up() -> None:
 def test_rules_that_change_count_at_once(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / ".gitignore").write_text("b.txt\n")
-    gatherer = Gatherer(str(tmp_path))
-    assert set(gatherer.gather({}).files) == {"a.txt", ".gitignore"}
+    scanner = WorkspaceScanner(str(tmp_path))
+    assert set(scanner.scan({}).files) == {"a.txt", ".gitignore"}
     (tmp_path / ".gitignore").write_text("a.txt and more\na.txt\n")
-    assert set(gatherer.gather({}).files) == {".gitignore"}
+    assert set(scanner.scan({}).files) == {".gitignore"}
     (tmp_path / ".gitignore").unlink()
-    assert set(gatherer.gather({}).files) == {"a.txt"}
+    assert set(scanner.scan({}).files) == {"a.txt"}
 
 
 def test_caps_are_respected_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "MAX_FILES", 5)
-    monkeypatch.setattr(gathering, "MAX_BYTES", 100)
+    monkeypatch.setattr(workspace_scan, "MAX_FILES", 5)
+    monkeypatch.setattr(workspace_scan, "MAX_BYTES", 100)
     (tmp_path / "big.txt").write_text("x" * 90)
     (tmp_path / "big2.txt").write_text("x" * 90)
     for index in range(8):
@@ -123,15 +123,15 @@ def test_caps_are_respected_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     deep = tmp_path.joinpath(*"abcdefghijkl")
     deep.mkdir(parents=True)
     (deep / "far.txt").write_text("x")
-    gathered = Gatherer(str(tmp_path)).gather({"main.py": b"x"})
-    assert len(gathered.files) + len(gathered.texts) == 5
-    assert gathered.bytes <= 100
-    said = "\n".join(gathered.notices())
+    scanned = WorkspaceScanner(str(tmp_path)).scan({"main.py": b"x"})
+    assert len(scanned.files) + len(scanned.texts) == 5
+    assert scanned.bytes <= 100
+    said = "\n".join(scanned.notices())
     assert "big2.txt" in said
     assert "more than 5 files: deep3/small.txt, deep4/small.txt, deep5/small.txt and 2 more" in said
     assert "directories deep" in said
     with pytest.raises(InvalidRequest):
-        Gatherer(str(tmp_path)).gather({"main.py": b"x" * 101})
+        WorkspaceScanner(str(tmp_path)).scan({"main.py": b"x" * 101})
 
 
 def test_a_link_is_not_followed_wherever_it_is(tmp_path: Path) -> None:
@@ -142,19 +142,19 @@ def test_a_link_is_not_followed_wherever_it_is(tmp_path: Path) -> None:
     (folder / "file.txt").symlink_to(outside / "secret.txt")
     (folder / "directory").symlink_to(outside)
     (folder / ".gitignore").symlink_to(outside / "secret.txt")
-    gatherer = Gatherer(str(folder))
-    assert gatherer.gather({}).files == {}
+    scanner = WorkspaceScanner(str(folder))
+    assert scanner.scan({}).files == {}
     for name in ("file.txt", "directory/secret.txt"):
         with pytest.raises(OSError, match=r".*"):
-            gatherer.read(name, 10)
+            scanner.read(name, 10)
         with pytest.raises(InvalidRequest):
-            gatherer.gather({}, [name])
+            scanner.scan({}, [name])
 
 
 def test_a_directory_of_any_size_is_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for index in range(300):
         (tmp_path / f"{index}.txt").touch()
-    monkeypatch.setattr(gathering, "_MAX_LOOKED_AT", 20)
+    monkeypatch.setattr(workspace_scan, "_MAX_LOOKED_AT", 20)
     listed = 0
     scandir = os.scandir
 
@@ -170,20 +170,20 @@ def test_a_directory_of_any_size_is_looked_at_in_part(tmp_path: Path, monkeypatc
             yield each(entries)
 
     monkeypatch.setattr(os, "scandir", counting)
-    gathered = Gatherer(str(tmp_path)).gather({})
-    assert len(gathered.files) == 20
+    scanned = WorkspaceScanner(str(tmp_path)).scan({})
+    assert len(scanned.files) == 20
     assert listed == 21
-    assert any("files and directories to look at" in notice for notice in gathered.notices())
+    assert any("files and directories to look at" in notice for notice in scanned.notices())
 
 
 def test_many_documents_have_as_much_patience_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_PATTERN_SECONDS", 0.2)
+    monkeypatch.setattr(workspace_scan, "_PATTERN_SECONDS", 0.2)
     (tmp_path / ".gitignore").write_text("\n".join(["*a" * 100 + "b"] * 300))
-    gatherer = Gatherer(str(tmp_path))
-    patience = gathering.new_patience()
+    scanner = WorkspaceScanner(str(tmp_path))
+    patience = workspace_scan.new_patience()
     began = time.thread_time()
     with pytest.raises(InvalidRequest, match="too long"):
-        any(gatherer.ignored("a" * 200 + str(index), patience) for index in range(1000))
+        any(scanner.ignored("a" * 200 + str(index), patience) for index in range(1000))
     assert time.thread_time() - began < patient(5)
 
 
@@ -194,8 +194,8 @@ def test_what_lies_behind_a_link_is_told(tmp_path: Path) -> None:
     (folder / "sub" / "file").symlink_to("/etc/passwd")
     (tmp_path / "linked").symlink_to(folder)
     for root in (folder, tmp_path / "linked"):
-        gatherer = Gatherer(str(root))
-        assert [name for name in ("link", "link/x", "sub/file", "sub", "sub/none") if gatherer.behind_link(name)] == [
+        scanner = WorkspaceScanner(str(root))
+        assert [name for name in ("link", "link/x", "sub/file", "sub", "sub/none") if scanner.behind_link(name)] == [
             "link",
             "link/x",
             "sub/file",
@@ -203,13 +203,13 @@ def test_what_lies_behind_a_link_is_told(tmp_path: Path) -> None:
 
 
 def test_patterns_in_many_directories_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_MAX_RULE_BYTES", 10_000)
+    monkeypatch.setattr(workspace_scan, "_MAX_RULE_BYTES", 10_000)
     for index in range(9):
         (tmp_path / str(index)).mkdir()
         (tmp_path / str(index) / ".gitignore").write_text("*.log\n" * 180)
-    gatherer = Gatherer(str(tmp_path))
-    assert len(gatherer.gather({}).files) == 9
+    scanner = WorkspaceScanner(str(tmp_path))
+    assert len(scanner.scan({}).files) == 9
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / ".gitignore").write_text("*.log\n" * 180)
     with pytest.raises(InvalidRequest, match="KiB"):
-        gatherer.gather({})
+        scanner.scan({})

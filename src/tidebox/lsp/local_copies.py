@@ -1,4 +1,4 @@
-"""Copies of what runs left, on this machine, for the editor to open: in a directory that ends with the server."""
+"""Local copies of artifacts and logs for the editor to open, in a directory that is removed with the server."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _ARTIFACTS, _LIST, _LOG = "artifacts", "artifacts.txt", "log.txt"
 
 
-class Copies:
-    """The directory of copies: one of its own for each of the last runs that were asked for."""
+class LocalCopies:
+    """The directory of copies, with a subdirectory for each of the runs that were asked for last."""
 
     def __init__(self, client: AsyncInterpreter, directory: Path) -> None:
         self._client = client
@@ -36,8 +36,8 @@ class Copies:
         self._runs: list[str] = []
 
     async def artifacts(self, run_id: str) -> tuple[list[dict[str, Any]], str]:
-        """What a run left, each with the URI of its copy where there is one; and the URI of a list of them."""
-        self._take_up(run_id)
+        """Copy a run's artifacts; return them, with the URIs of those that were copied, and the URI of a list."""
+        self._keep_run(run_id)
         found = (await self._client.list_artifacts(run_id)).items
         items: list[dict[str, Any]] = []
         left, files = MAX_BYTES, MAX_FILES
@@ -54,8 +54,8 @@ class Copies:
         return items, await asyncio.to_thread(self._write, run_id, (_LIST,), text.encode())
 
     async def log(self, run_id: str) -> str:
-        """The URI of a copy of the log."""
-        self._take_up(run_id)
+        """Copy a run's log; return the URI of the copy."""
+        self._keep_run(run_id)
         content = await self._client.read_log(run_id)
         return await asyncio.to_thread(self._write, run_id, (_LOG,), content)
 
@@ -68,7 +68,7 @@ class Copies:
         except (TideboxError, OSError):
             return None
 
-    def _take_up(self, run_id: str) -> None:
+    def _keep_run(self, run_id: str) -> None:
         if not _RUN_ID.fullmatch(run_id):
             raise InvalidRequest("run_id: there is no run of that name", field="run_id")
         if run_id in self._runs:

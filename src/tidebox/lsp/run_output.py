@@ -1,4 +1,4 @@
-"""What a program prints: as it comes to the editor, up to a limit, and its end for the parsers."""
+"""Output of a run: streamed to the editor up to a limit, with the tail kept for the parsers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidebox.model.events import StreamName
 from tidebox.model.limits import KIB
 
 SHOWN_BYTES = 100_000
-"""Of each stream."""
+"""Limit of each stream."""
 _PARSED_BYTES = 512 * KIB
 PAUSE_SECONDS = 0.02
 """Between two messages with output: often enough to watch, and never as many as a program can make."""
@@ -20,7 +20,7 @@ PAUSE_SECONDS = 0.02
 Show = Callable[[StreamName, str], Awaitable[None]]
 
 
-class _Stream:
+class _StreamBuffer:
     def __init__(self, limit: int) -> None:
         self._left = limit
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -49,29 +49,32 @@ class _Stream:
         return b"".join(self._tail)[-_PARSED_BYTES:].decode("utf-8", "replace")
 
 
-class Output:
+class RunOutput:
     """Both streams of one run."""
 
     def __init__(self) -> None:
-        self._streams: dict[StreamName, _Stream] = {"stdout": _Stream(SHOWN_BYTES), "stderr": _Stream(SHOWN_BYTES)}
+        self._streams: dict[StreamName, _StreamBuffer] = {
+            "stdout": _StreamBuffer(SHOWN_BYTES),
+            "stderr": _StreamBuffer(SHOWN_BYTES),
+        }
         self._came = asyncio.Event()
 
     def add(self, stream: StreamName, data: bytes) -> None:
-        """Note what it printed."""
+        """Append a piece of output."""
         self._streams[stream].add(data)
         self._came.set()
 
     def tail(self, stream: StreamName) -> str:
-        """The end of what it printed."""
+        """Return the end of a stream, for the parsers."""
         return self._streams[stream].tail()
 
     def cut(self) -> list[StreamName]:
-        """The streams of which not all was shown."""
+        """Return the streams that were not shown in full."""
         return [name for name, stream in self._streams.items() if stream.cut]
 
     @contextlib.asynccontextmanager
     async def shown(self, show: Show) -> AsyncIterator[None]:
-        """Show what comes within this context, all of it before the context ends."""
+        """Pass on output as it comes within this context, all of it before the context ends."""
         showing = asyncio.get_running_loop().create_task(self._show_as_it_comes(show), name="lsp output")
         try:
             yield

@@ -1,4 +1,4 @@
-"""The files of a workspace that a run is given: as the editor has them, and never what is secret, foreign or huge."""
+"""Workspace scan: select the files that a run is given, without ignored, linked, binary and huge ones."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MAX_BYTES = 48 * MIB
 MAX_DEPTH = 10
 _MAX_LOOKED_AT = 50_000
 _MAX_RULE_BYTES = MIB
-"""What all files with patterns together may have: each pattern is kept in memory."""
+"""Total size of all .gitignore files: each pattern is kept in memory."""
 _PATTERN_SECONDS = 5.0
-"""What all patterns together may take."""
+"""Total time for matching .gitignore patterns."""
 _SNIFFED = 8 * KIB
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _SHOWN = 3
@@ -44,7 +44,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What tells that a file is the one it was."""
+    """Size, time and inode of a file, to detect that it changed."""
 
     size: int
     modified: int
@@ -52,8 +52,8 @@ class Signature:
 
 
 @dataclass(slots=True)
-class Gathered:
-    """What is to be sent, and what is not."""
+class ScanResult:
+    """Files of a workspace to send, and those left out."""
 
     texts: dict[str, bytes] = field(default_factory=dict)
     """Path -> content, of what the editor has open or the caller gave."""
@@ -64,11 +64,11 @@ class Gathered:
     bytes: int = 0
 
     def leave_out(self, path: str, reason: str) -> None:
-        """Note what is not sent."""
+        """Record a file that is not sent, with the reason."""
         self.left_out.setdefault(reason, []).append(path)
 
     def notices(self) -> list[str]:
-        """What was left out, in words."""
+        """Describe in words which files were left out, and why."""
         said = []
         for reason, paths in self.left_out.items():
             some = ", ".join(shown(path) for path in paths[:_SHOWN])
@@ -77,8 +77,8 @@ class Gathered:
         return said
 
 
-class Gatherer:
-    """Looks at one folder; remembers which of its files are text, and which ignored, until they or the rules change."""
+class WorkspaceScanner:
+    """Scans one folder; remembers which of its files are text, and which ignored, until they or the rules change."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -87,12 +87,12 @@ class Gatherer:
         self._decided: dict[str, tuple[tuple[Gitignore, ...], dict[tuple[str, bool], bool]]] = {}
         """Directory -> the rules for it, and what they say of the names in it."""
 
-    def gather(self, texts: Mapping[str, bytes], named: Iterable[str] = (), *, whole: bool = True) -> Gathered:
-        """What to send: ``texts`` in place of what is on the disk, files that are ``named``, and the rest.
+    def scan(self, texts: Mapping[str, bytes], named: Iterable[str] = (), *, whole: bool = True) -> ScanResult:
+        """Select what to send: ``texts`` in place of files on the disk, files that are ``named``, and the rest.
 
         ``whole`` is whether the folder is a workspace; of others only what is given goes.
         """
-        found = Gathered(dict(texts))
+        found = ScanResult(dict(texts))
         found.bytes = sum(map(len, texts.values()))
         patience = new_patience()
         for path in dict.fromkeys(named):
@@ -129,9 +129,9 @@ class Gatherer:
         finally:
             os.close(directory)
 
-    def lines(self, gathered: Gathered, path: str) -> list[str]:
+    def lines(self, scanned: ScanResult, path: str) -> list[str]:
         """The lines of a file that was sent, as it is now."""
-        content = gathered.texts.get(path)
+        content = scanned.texts.get(path)
         if content is None:
             try:
                 content = self.read(path, LARGE_BYTES)
@@ -139,7 +139,7 @@ class Gatherer:
                 content = b""
         return content.decode("utf-8", "replace").split("\n")
 
-    def _add_rest(self, found: Gathered) -> None:
+    def _add_rest(self, found: ScanResult) -> None:
         seen: dict[str, tuple[Signature, bool]] = {}
         for path, signature in self._walk(found):
             if path in found.texts or path in found.files:
@@ -171,7 +171,7 @@ class Gatherer:
                 binary = True  # gone, or not for us to read
         return signature, binary
 
-    def _walk(self, found: Gathered) -> Iterator[tuple[str, Signature]]:
+    def _walk(self, found: ScanResult) -> Iterator[tuple[str, Signature]]:
         """(path, signature) of each regular file, the shallow ones first."""
         looked_at = 0
         patience = new_patience()
@@ -216,7 +216,7 @@ class Gatherer:
             found.leave_out(base, f"more than {MAX_DEPTH} directories deep")
 
     def _entries(self, base: str, most: int) -> list[os.DirEntry[str]]:
-        """What a directory has, by name; of one that has more, any so many."""
+        """List a directory sorted by name; of a larger one, any ``most`` entries."""
         try:
             with os.scandir(os.path.join(self._root, base)) as entries:
                 return sorted(itertools.islice(entries, most), key=lambda entry: entry.name)
@@ -261,7 +261,7 @@ class Gatherer:
         return False
 
     def _named(self, path: str, patience: Patience) -> Signature:
-        """What a caller named: a file of the folder, of any kind and size."""
+        """Return the signature of a file that the caller named; it may be binary or large, but not ignored."""
         if self.ignored(path, patience):
             raise InvalidRequest(f"files: {shown(path)} is never sent: git ignores it", field="files")
         try:
@@ -272,7 +272,7 @@ class Gatherer:
 
 
 def new_patience() -> Patience:
-    """What the patterns of a folder may take."""
+    """Return a fresh time budget for matching the patterns of a folder."""
     return Patience(_PATTERN_SECONDS)
 
 
@@ -281,7 +281,7 @@ def _signature(about: os.stat_result) -> Signature:
 
 
 def checked_name(name: str, what: str = "files") -> str:
-    """A path relative to the workspace, as a caller wrote it."""
+    """Return the normalized form of a path relative to the workspace, as a caller wrote it."""
     try:
         return "/".join(split_name(name, MAX_DEPTH)) or _empty(what)
     except InvalidRequest as error:

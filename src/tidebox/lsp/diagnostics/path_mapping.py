@@ -1,4 +1,4 @@
-"""From the places that a program named to places in files that were sent to it, and to no others."""
+"""Path mapping: from frames in the sandbox to lines of files that were sent to it, and to no others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from tidebox.lsp.diagnostics.problems import Frame, Kind, Problem
+from tidebox.lsp.diagnostics.parsed import ParsedProblem, ProblemKind, TraceFrame
 from tidebox.model.launch import WORKSPACE
 
 # Directories of code that is not the user's own, wherever they are.
@@ -20,7 +20,7 @@ _FILE_URI = "file://"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLocation:
     """A line of a file that was sent; ``path`` is relative to the workspace, numbers count from 1."""
 
     path: str
@@ -29,39 +29,39 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """What an editor shows at a line."""
+class LocatedProblem:
+    """A problem at a line of a file that was sent."""
 
-    place: Place
+    place: SourceLocation
     message: str
     warning: bool
-    related: tuple[tuple[Place, str], ...] = ()
+    related: tuple[tuple[SourceLocation, str], ...] = ()
 
 
-class Sent:
+class SentFiles:
     """The files that a program was given; ``count_lines`` says how many lines one of them has."""
 
     def __init__(self, paths: Iterable[str], count_lines: Callable[[str], int]) -> None:
         self._paths = frozenset(paths)
         # A trace may name the same file any number of times.
         self._count_lines = functools.cache(count_lines)
-        self._found: dict[Frame, Place | None] = {}
+        self._found: dict[TraceFrame, SourceLocation | None] = {}
         self._by_name: dict[str, list[str]] = {}
         for path in self._paths:
             self._by_name.setdefault(posixpath.basename(path), []).append(path)
 
-    def find(self, frame: Frame) -> Place | None:
+    def find(self, frame: TraceFrame) -> SourceLocation | None:
         """Where that is; None if it is in no file that was sent."""
         if frame not in self._found:
             self._found[frame] = self._find(frame)
         return self._found[frame]
 
-    def _find(self, frame: Frame) -> Place | None:
+    def _find(self, frame: TraceFrame) -> SourceLocation | None:
         path = self._path(frame.path)
         if path is None:
             return None
         line = min(max(frame.line, 1), max(self._count_lines(path), 1))
-        return Place(path, line, frame.column if line == frame.line else None)
+        return SourceLocation(path, line, frame.column if line == frame.line else None)
 
     def _path(self, named: str) -> str | None:
         path = named
@@ -85,25 +85,25 @@ class Sent:
         return matching[0] if len(matching) == 1 else None
 
 
-def mark(problems: Iterable[Problem], sent: Sent) -> list[Mark]:
-    """What can be shown in the files that were sent; each line and message once."""
-    marks: dict[tuple[str, int, str], Mark] = {}
+def locate_problems(problems: Iterable[ParsedProblem], sent: SentFiles) -> list[LocatedProblem]:
+    """Locate problems in the files that were sent; each line and message once."""
+    marks: dict[tuple[str, int, str], LocatedProblem] = {}
     for problem in problems:
-        found = _mark(problem, sent)
+        found = _locate(problem, sent)
         if found is not None:
             marks.setdefault((found.place.path, found.place.line, found.message), found)
     return list(marks.values())
 
 
-def elsewhere(problems: Sequence[Problem]) -> tuple[str, Frame] | None:
+def elsewhere(problems: Sequence[ParsedProblem]) -> tuple[str, TraceFrame] | None:
     """The message and the place in the box of the first error that has one."""
     for problem in problems:
-        if problem.kind is not Kind.WARNING and problem.frames:
+        if problem.kind is not ProblemKind.WARNING and problem.frames:
             return problem.message, problem.frames[0]
     return None
 
 
-def _mark(problem: Problem, sent: Sent) -> Mark | None:
+def _locate(problem: ParsedProblem, sent: SentFiles) -> LocatedProblem | None:
     own = list(_own(problem.frames, sent))
     # An error in a library that the program wrapped may have the program's only place.
     of_causes = [(place, cause) for cause in problem.causes for place, _ in list(_own(cause.frames, sent))[:1]]
@@ -115,10 +115,12 @@ def _mark(problem: Problem, sent: Sent) -> Mark | None:
     for cause in problem.causes:
         at = next((each for each, _ in _own(cause.frames, sent)), place)
         causes.append((at, f"caused by {cause.message}"))
-    return Mark(place, problem.message, problem.kind is Kind.WARNING, tuple((causes + related)[:MAX_RELATED]))
+    return LocatedProblem(
+        place, problem.message, problem.kind is ProblemKind.WARNING, tuple((causes + related)[:MAX_RELATED])
+    )
 
 
-def _own(frames: Iterable[Frame], sent: Sent) -> Iterator[tuple[Place, Frame]]:
+def _own(frames: Iterable[TraceFrame], sent: SentFiles) -> Iterator[tuple[SourceLocation, TraceFrame]]:
     """The places of frames in files that were sent and are the user's own; a recursion has each but once."""
     seen = set()
     for frame in frames:

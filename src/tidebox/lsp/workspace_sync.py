@@ -1,6 +1,8 @@
-"""How files reach a run. Few travel with its request. Many are kept on the server, in a session of the folder, and only
-what changed since the last run is sent; if a program left anything else there than it found, the next run has a session
-of its own, so that every run has the folder as it is and nothing more.
+"""Workspace sync: how files reach a run.
+
+Few files travel with the request. Many are kept on the server, in a session of the folder, and only what changed since
+the last run is sent. If a program left anything else there than it found, the next run has a new session, so that every
+run has the folder as it is and nothing more.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidebox.errors import Conflict, Expired, NotFound, TideboxError
-from tidebox.lsp.gathering import Gathered, Gatherer, Signature
+from tidebox.lsp.workspace_scan import ScanResult, Signature, WorkspaceScanner
 from tidebox.model.limits import MIB
 from tidebox.sdk.interpreter.client import AsyncInterpreter
 
@@ -22,8 +24,8 @@ from tidebox.sdk.interpreter.client import AsyncInterpreter
 INLINE_BYTES, INLINE_FILES = MIB, 1000
 _SESSION_SECONDS = 3600.0
 _CLOSE_SECONDS = 5.0
-_TERMS = ("base_image", "runtime", "packages")
-"""What is said of a session, and not of the runs in it."""
+_SESSION_OPTIONS = ("base_image", "runtime", "packages")
+"""Options of a session; the runs in it have them from there."""
 
 Listing = dict[str, tuple[int, Any]]
 
@@ -33,7 +35,7 @@ class NotStarted(Exception):
 
 
 @dataclass(slots=True)
-class _Session:
+class _FolderSession:
     id: str
     terms: dict[str, Any]
     sent: dict[str, Signature | bytes] = field(default_factory=dict)
@@ -41,21 +43,21 @@ class _Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
-    """What a run is told of its files, and what these are."""
+class SyncedFiles:
+    """Options that give a run its files."""
 
     options: dict[str, Any]
     sent_files: int
-    """How many had to be sent."""
+    """Number of files that had to be uploaded."""
 
 
-class Sender:
-    """The way of one folder's files to the server."""
+class WorkspaceSync:
+    """Synchronizes one workspace folder with the server: inline files, or uploads into a session."""
 
-    def __init__(self, client: AsyncInterpreter, gatherer: Gatherer) -> None:
+    def __init__(self, client: AsyncInterpreter, scanner: WorkspaceScanner) -> None:
         self._client = client
-        self._gatherer = gatherer
-        self._session: _Session | None = None
+        self._scanner = scanner
+        self._session: _FolderSession | None = None
         # Runs in a session come one after the other.
         self._turn = asyncio.Lock()
 
@@ -64,23 +66,23 @@ class Sender:
         await self._forget()
 
     @asynccontextmanager
-    async def sent(
-        self, gathered: Gathered, options: Mapping[str, Any], cancelled: asyncio.Event | None = None
-    ) -> AsyncIterator[Sending]:
-        """The files, for one run within this context; raises ``NotStarted`` if it is cancelled before its turn."""
-        if gathered.bytes <= INLINE_BYTES and len(gathered.texts) + len(gathered.files) <= INLINE_FILES:
-            files = await asyncio.to_thread(self._contents, gathered, list(gathered.files))
-            yield Sending({**options, "files": files or None}, len(files))
+    async def run_files(
+        self, scanned: ScanResult, options: Mapping[str, Any], cancelled: asyncio.Event | None = None
+    ) -> AsyncIterator[SyncedFiles]:
+        """Provide the files of one run, within this context; raises ``NotStarted`` if cancelled before its turn."""
+        if scanned.bytes <= INLINE_BYTES and len(scanned.texts) + len(scanned.files) <= INLINE_FILES:
+            files = await asyncio.to_thread(self._contents, scanned, list(scanned.files))
+            yield SyncedFiles({**options, "files": files or None}, len(files))
             return
         async with self._in_turn(cancelled or asyncio.Event()):
-            terms = {name: options.get(name) for name in _TERMS}
-            session, listing, sent = await self._synchronized(gathered, terms)
+            terms = {name: options.get(name) for name in _SESSION_OPTIONS}
+            session, listing, sent = await self._synchronized(scanned, terms)
             # A cache of compiled modules would be something that it left.
             env = {"PYTHONDONTWRITEBYTECODE": "1", **(options.get("env") or {})}
-            rest = {name: value for name, value in options.items() if name not in _TERMS}
+            rest = {name: value for name, value in options.items() if name not in _SESSION_OPTIONS}
             ended = False
             try:
-                yield Sending({**rest, "env": env, "session_id": session.id}, sent)
+                yield SyncedFiles({**rest, "env": env, "session_id": session.id}, sent)
                 ended = True
             finally:
                 # A run that was given up may still be changing it.
@@ -104,12 +106,12 @@ class Sender:
             if not coming.cancelled():
                 self._turn.release()
 
-    def _contents(self, gathered: Gathered, paths: list[str]) -> dict[str, bytes]:
-        found = dict(gathered.texts)
+    def _contents(self, scanned: ScanResult, paths: list[str]) -> dict[str, bytes]:
+        found = dict(scanned.texts)
         left = INLINE_BYTES - sum(map(len, found.values()))
         for path in paths:
             try:
-                content = self._gatherer.read(path, left + 1)
+                content = self._scanner.read(path, left + 1)
             except OSError:
                 continue  # gone since it was looked at
             if len(content) <= left:
@@ -117,8 +119,8 @@ class Sender:
                 found[path] = content
         return found
 
-    async def _synchronized(self, gathered: Gathered, terms: dict[str, Any]) -> tuple[_Session, Listing, int]:
-        wanted: dict[str, Signature | bytes] = {**gathered.files, **gathered.texts}
+    async def _synchronized(self, scanned: ScanResult, terms: dict[str, Any]) -> tuple[_FolderSession, Listing, int]:
+        wanted: dict[str, Signature | bytes] = {**scanned.files, **scanned.texts}
         session = self._session
         if session is not None and (session.terms != terms or not session.sent.keys() <= wanted.keys()):
             # Files cannot be taken out of a session.
@@ -132,10 +134,10 @@ class Sender:
         made = await self._client.create_session(
             **{name: value for name, value in terms.items() if value is not None}, ttl=_SESSION_SECONDS
         )
-        session = self._session = _Session(made.id, terms)
+        session = self._session = _FolderSession(made.id, terms)
         return session, *await self._send_changed(session, wanted)
 
-    async def _send_changed(self, session: _Session, wanted: dict[str, Signature | bytes]) -> tuple[Listing, int]:
+    async def _send_changed(self, session: _FolderSession, wanted: dict[str, Signature | bytes]) -> tuple[Listing, int]:
         changed = {path: what for path, what in wanted.items() if session.sent.get(path) != what}
         if changed:
             archive = await asyncio.to_thread(self._pack, changed)
@@ -152,7 +154,7 @@ class Sender:
                     content = what
                 else:
                     try:
-                        content = self._gatherer.read(path, what.size)
+                        content = self._scanner.read(path, what.size)
                     except OSError:
                         continue  # gone since it was looked at
                     member.mtime = what.modified // 10**9
@@ -164,7 +166,7 @@ class Sender:
         listed = await self._client.list_files(session_id)
         return {item.path: (item.size, item.modified_at) for item in listed.items}
 
-    async def _unchanged(self, session: _Session, listing: Listing) -> bool:
+    async def _unchanged(self, session: _FolderSession, listing: Listing) -> bool:
         try:
             return await self._list(session.id) == listing
         except TideboxError:

@@ -1,4 +1,4 @@
-"""The diagnostics that the editor shows: which run made them, and until when they stay."""
+"""Publish and clear diagnostics: which run made them, and until when they stay."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lsprotocol import types
 
-from tidebox.lsp.diagnostics.places import Mark, Place
+from tidebox.lsp.diagnostics.path_mapping import LocatedProblem, SourceLocation
 
 SOURCE = "tidebox"
 _MAX_COLUMN = 2**31 - 1
@@ -15,20 +15,20 @@ _MAX_RUNS = 200
 
 Publish = Callable[[str, list[types.Diagnostic]], None]
 Key = tuple[str, tuple[str, ...]]
-"""What a run was of: its document or folder, and its command."""
+"""Document or folder of a run, and its command."""
 
 
-class Marks:
-    """What is marked where. A run takes the place of the last one of the same; one of a whole document takes away all
-    that runs of it left.
+class PublishedDiagnostics:
+    """Diagnostics that the editor shows, by run. A run replaces those of the last run of the same command; a run of a
+    whole document replaces those of all runs of it.
     """
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._of_runs: dict[Key, dict[str, list[types.Diagnostic]]] = {}
 
-    def put(self, key: Key, found: Mapping[str, list[types.Diagnostic]], *, whole: bool) -> None:
-        """Show what a run came to: URI -> diagnostics."""
+    def replace(self, key: Key, found: Mapping[str, list[types.Diagnostic]], *, whole: bool) -> None:
+        """Publish the diagnostics of a run, as URI -> diagnostics, and clear those that it replaces."""
         ended = [each for each in self._of_runs if each == key or (whole and each[0] == key[0])]
         ended += [each for each in self._of_runs if each not in ended][: max(0, len(self._of_runs) - _MAX_RUNS)]
         touched = dict.fromkeys(uri for each in ended for uri in self._of_runs[each]) | dict.fromkeys(found)
@@ -41,7 +41,7 @@ class Marks:
 
 
 def make_diagnostics(
-    marks: Sequence[Mark],
+    marks: Sequence[LocatedProblem],
     uri_of: Callable[[str], str],
     line_of: Callable[[str, int], str],
     *,
@@ -49,7 +49,7 @@ def make_diagnostics(
     link: str | None,
     run_id: str,
 ) -> dict[str, list[types.Diagnostic]]:
-    """URI -> diagnostics. ``line_of`` gives the text of a line, to mark what is written in it."""
+    """Convert located problems to diagnostics by URI; ``line_of`` gives the text of a line, to mark all of it."""
     found: dict[str, list[types.Diagnostic]] = {}
     for each in marks:
         related = [
@@ -72,8 +72,8 @@ def make_diagnostics(
     return found
 
 
-def make_range(place: Place, text: str) -> types.Range:
-    """What is written in a line, from the column that is known on; in UTF-16 units, as the protocol counts."""
+def make_range(place: SourceLocation, text: str) -> types.Range:
+    """Return the range of a line's text, from the known column on, in UTF-16 units as the protocol counts."""
     begin = len(text) - len(text.lstrip())
     if place.column is not None and begin <= place.column - 1 < len(text.rstrip()):
         begin = place.column - 1

@@ -1,4 +1,4 @@
-"""What parsers find in the output of programs."""
+"""Problems and stack frames as the parsers read them from output, with the limits of what is read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _CONTROLS = re.compile(r"\x1b(?:\[[0-9;?]{0,32}[ -/]{0,4}[@-~]?|\][^\x07\x1b]{0,
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-class Kind(enum.Enum):
-    """What a problem is to the run."""
+class ProblemKind(enum.Enum):
+    """Role of a problem in the run."""
 
     CRASH = "crash"
     """The error that ended the program; it has one at most."""
@@ -34,7 +34,7 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class TraceFrame:
     """A place in a file, as the program named it. Numbers count from 1."""
 
     path: str
@@ -44,13 +44,13 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that went wrong, with its places: the most telling first."""
+class ParsedProblem:
+    """An error or a warning with its stack frames, the most telling first."""
 
     message: str
-    frames: tuple[Frame, ...]
-    kind: Kind = Kind.CRASH
-    causes: tuple[Problem, ...] = ()
+    frames: tuple[TraceFrame, ...]
+    kind: ProblemKind = ProblemKind.CRASH
+    causes: tuple[ParsedProblem, ...] = ()
 
 
 def without_controls(text: str) -> str:
@@ -64,12 +64,15 @@ def split_lines(text: str) -> list[str]:
 
 
 def make_problem(
-    message: str | Sequence[str], frames: Iterable[Frame], kind: Kind = Kind.CRASH, causes: Iterable[Problem] = ()
-) -> Problem:
+    message: str | Sequence[str],
+    frames: Iterable[TraceFrame],
+    kind: ProblemKind = ProblemKind.CRASH,
+    causes: Iterable[ParsedProblem] = (),
+) -> ParsedProblem:
     """A problem that an editor may show."""
     lines = [message] if isinstance(message, str) else message
     text = "\n".join(line.rstrip() for line in lines[:MAX_MESSAGE_LINES]).strip()
-    return Problem(
+    return ParsedProblem(
         _UNSHOWN.sub("\N{REPLACEMENT CHARACTER}", text[:MAX_MESSAGE]) or "failed",
         tuple(frames)[:MAX_FRAMES],
         kind,
@@ -82,10 +85,10 @@ def number(text: str | None) -> int | None:
     return int(text) if text and len(text) <= 9 and text.isascii() and text.isdigit() else None
 
 
-def frame_of(found: re.Match[str], *, function: str | None = None) -> Frame | None:
+def frame_of(found: re.Match[str], *, function: str | None = None) -> TraceFrame | None:
     """The place in a match with the groups ``path``, ``line`` and maybe ``column`` and ``function``."""
     groups = found.groupdict()
     line = number(groups["line"])
     if line is None or line < 1 or not groups["path"]:
         return None
-    return Frame(groups["path"], line, number(groups.get("column")), function or groups.get("function"))
+    return TraceFrame(groups["path"], line, number(groups.get("column")), function or groups.get("function"))

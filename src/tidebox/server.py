@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from tidebox.broker.audit.audit_log import Audit
     from tidebox.broker.run_metrics import RunMetrics
     from tidebox.broker.runs.stored_run_files import StoredFileManager
+    from tidebox.broker.sandboxes.access_tokens import KeyRing
     from tidebox.broker.sandboxes.grants import Sandboxes
     from tidebox.broker.sandboxes.providers.base import Providers
-    from tidebox.broker.sandboxes.tokens import KeyRing
     from tidebox.broker.sandboxes.warm_boxes import WarmBoxes
     from tidebox.cluster.membership import Membership
     from tidebox.store.base import Store
@@ -268,7 +268,7 @@ def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Ru
 
 def _shares(settings: Settings) -> tuple[int | None, int | None]:
     """How many programs of one user may run and wait; None for as many as of all users."""
-    from tidebox.broker.runs.admission import places_of_one, slots_of_one
+    from tidebox.broker.runs.admission_control import places_of_one, slots_of_one
 
     slots, places = settings.max_concurrent_runs_per_user, settings.queue_max_length_per_user
     if settings.several_users:
@@ -283,7 +283,7 @@ def _files(settings: Settings, store: Store, metrics: RunMetrics, audit: Audit) 
     from tidebox.broker.storage.git_fetch import GitRules
     from tidebox.broker.storage.local_blob_store import LocalBlobStore
     from tidebox.broker.storage.local_workspace_store import LocalWorkspaceStore
-    from tidebox.broker.storage.staging import LocalStagingArea
+    from tidebox.broker.storage.staging_area import LocalStagingArea
     from tidebox.broker.storage.uploads import UploadRules, Uploads
     from tidebox.broker.storage.workspaces import Workspaces
     from tidebox.files.staging import StageLimits
@@ -316,7 +316,7 @@ def _sandboxes(
     from tidebox.model.sandbox import Capability, CapabilityPolicy
 
     def keys() -> KeyRing:
-        from tidebox.broker.sandboxes.tokens import KeyRing
+        from tidebox.broker.sandboxes.access_tokens import KeyRing
 
         return KeyRing(
             settings.data_dir / "keys" / "sandbox-tokens.json",
@@ -362,7 +362,7 @@ def _sandboxes(
 
 def _providers(settings: Settings, warm_boxes: WarmBoxes) -> Providers:
     from tidebox.broker.sandboxes.providers.base import Provider, Providers
-    from tidebox.broker.sandboxes.providers.local import LocalProvider
+    from tidebox.broker.sandboxes.providers.local_provider import LocalProvider
 
     here = LocalProvider(
         warm_boxes, most_opening=_BOXES_PER_PROCESSOR * processors(), enabled=settings.enable_execution
@@ -370,7 +370,7 @@ def _providers(settings: Settings, warm_boxes: WarmBoxes) -> Providers:
     found: list[Provider] = [here]
     if settings.providers:
         # It comes with an HTTP client.
-        from tidebox.broker.sandboxes.providers.remote import make_remote
+        from tidebox.broker.sandboxes.providers.remote_provider import make_remote
 
         found += [make_remote(server, bind_address=settings.token_bind_address) for server in settings.providers]
     return Providers(found)

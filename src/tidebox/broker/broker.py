@@ -13,7 +13,7 @@ from typing import Any
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.audit.query import AuditQuery
 from tidebox.broker.run_metrics import RunMetrics
-from tidebox.broker.runs.admission import Capacity
+from tidebox.broker.runs.admission_control import Capacity
 from tidebox.broker.runs.ephemeral import EphemeralExecution
 from tidebox.broker.runs.journaled import Retention, Runs
 from tidebox.broker.runs.log_hub import LogHub
@@ -130,7 +130,7 @@ class Broker:
         return self._store.mode
 
     async def start(self) -> None:
-        """Be ready for all work."""
+        """Start: open, and recover."""
         await self.open()
         await self.recover()
 
@@ -173,7 +173,7 @@ class Broker:
         return await self._store.courses(begin, end, limit)
 
     async def read_audit(self, query: AuditQuery) -> list[dict[str, Any]]:
-        """Events of the audit log."""
+        """Return events of the audit log."""
         return await self._audit.find(query)
 
     def execute(self, caller: Caller, order: Order, sink: Sink) -> EphemeralExecution:
@@ -241,7 +241,7 @@ class Broker:
             execution.shut_down()
 
     async def close(self) -> None:
-        """End everything now."""
+        """End everything at once, without any grace."""
         self._draining = True
         self._shut_down()
         # A task that is cancelled before its first step does not even clean up.

@@ -48,8 +48,8 @@ class Changes:
                     waiter.set_result(None)
 
 
-class Entry(Protocol):
-    """A part of the output."""
+class OutputEntry(Protocol):
+    """A piece of output with its end position and size."""
 
     @property
     def end(self) -> int:
@@ -60,7 +60,7 @@ class Entry(Protocol):
         """About how many bytes of memory it takes."""
 
 
-_E = TypeVar("_E", bound=Entry)
+_E = TypeVar("_E", bound=OutputEntry)
 
 
 class OutputLog(Generic[_E]):

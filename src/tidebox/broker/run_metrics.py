@@ -16,40 +16,40 @@ class RunMetrics:
         return self
 
     def accepted(self) -> None:
-        """One was accepted."""
+        """A run or execution was accepted."""
 
     def refused(self, error: TideboxError) -> None:
-        """One was not accepted."""
+        """A run or execution was refused."""
 
     def started(self, waited: float) -> None:
-        """One was given a slot after so many seconds."""
+        """A run or execution got its slot after ``waited`` seconds."""
 
     def running(self, seconds: float) -> None:
-        """The program of one runs, so many seconds after it was accepted."""
+        """A program started, ``seconds`` after its run was accepted."""
 
     def ended(self, conclusion: Conclusion, seconds: float) -> None:
-        """One is over, so many seconds after it was given a slot; 0 if it never was."""
+        """A run or execution ended, ``seconds`` after it got its slot; 0 without one."""
 
     def reached(self, seen: EgressSeen) -> None:
         """A program made a connection of a new kind, or was denied one."""
 
     def transferred(self, usage: EgressUsage) -> None:
-        """So much went over the network for a program that is over."""
+        """The network traffic of a program that ended."""
 
     def session_created(self) -> None:
-        """A session was made."""
+        """A session was created."""
 
     def logged(self, size: int) -> None:
-        """So many bytes of output were put into a log."""
+        """``size`` bytes of output were logged."""
 
     def truncated(self, reason: str) -> None:
-        """A log is not continued."""
+        """A log was truncated."""
 
     def dropped(self, frames: int) -> None:
-        """A reader of a log was too slow for so many frames."""
+        """A slow reader of a log missed ``frames`` frames."""
 
     def uploaded(self, kind: str, size: int, files: int) -> None:
-        """Files came in."""
+        """Files were uploaded."""
 
     def artifacts_kept(self, size: int) -> None:
-        """So many bytes of artifacts were kept."""
+        """``size`` bytes of artifacts were captured."""

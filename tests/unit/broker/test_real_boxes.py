@@ -83,7 +83,7 @@ def text_of(entries: list[LogEntry]) -> str:
     return b"".join(entry.data for entry in entries if isinstance(entry, Output)).decode()
 
 
-def test_an_execution_tells_what_happens(play: Play) -> None:
+def test_an_execution_emits_its_events(play: Play) -> None:
     async def scenario(broker: Broker) -> None:
         events: list[Event] = []
 
@@ -161,7 +161,7 @@ def test_a_spawner_that_is_killed_fails_what_ran_and_nothing_after(tmp_path: Pat
         stop_runner(runner)
 
 
-def test_draining_kills_what_does_not_end(play: Play) -> None:
+def test_draining_kills_programs_after_the_grace(play: Play) -> None:
     async def scenario(broker: Broker) -> None:
         executions = [broker.execute(ADA, order("import time; time.sleep(60)"), ignore) for _ in range(4)]
         await until(lambda: broker.load == BrokerLoad(2, 2))
@@ -259,7 +259,7 @@ def test_a_log_is_cut_where_it_may_not_grow(play: Play) -> None:
         ("print(1)", {"startup_timeout": 0.0, "workspace": 99 * MIB}, Phase.TIMED_OUT, Reason.STARTUP_TIMEOUT),
     ],
 )
-def test_how_a_run_ends_is_what_it_says(
+def test_a_run_reports_how_it_ended(
     play: Play, code: str, options: dict[str, Any], phase: Phase, reason: Reason
 ) -> None:
     async def scenario(broker: Broker) -> None:

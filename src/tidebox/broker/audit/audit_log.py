@@ -45,7 +45,7 @@ class AuditRecord(NamedTuple):
 
 
 def render(record: AuditRecord) -> bytes:
-    """The line of an event."""
+    """Render the JSON line of an event."""
     caller = record.caller
     line = {
         "ts": iso_time(record.time),
@@ -179,7 +179,7 @@ class Audit:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._files.open)
 
     def check(self) -> None:
-        """Refuse what must be recorded while it cannot be."""
+        """Raise ``AuditUnavailable`` while the log cannot be written."""
         if len(self._pending) >= self._max_backlog:
             raise AuditUnavailable("the audit log cannot be written")
 

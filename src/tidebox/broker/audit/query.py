@@ -1,4 +1,4 @@
-"""Finding events in the audit log. Blocking; for a thread."""
+"""Queries of the audit log. Blocking; for a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = re.compile(r"audit-(\d{4}-\d{2}-\d{2})-\d{4}\.jsonl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditQuery:
-    """Which events to find: those with all of these values, in this time, its ends included."""
+    """A filter of events: all of these values, within a time range that includes its ends."""
 
     wanted: Mapping[str, str] = field(default_factory=dict)
     begin: str | None = None
@@ -27,7 +27,7 @@ class AuditQuery:
 
 
 def find_events(directory: Path, query: AuditQuery) -> list[dict[str, Any]]:
-    """The events a query asks for. No more files are read than it takes to find them."""
+    """Return the events that match a query. No more files are read than it takes to find them."""
     needles = [msgspec.json.encode(value) for value in query.wanted.values()]
     found: list[dict[str, Any]] = []
     skipped = 0

@@ -23,7 +23,7 @@ _NEVER_STARTED = Ending(
 
 
 class EphemeralExecution:
-    """A program that was accepted: what a surface holds of it."""
+    """An accepted execution: the handle that a surface holds."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class EphemeralExecution:
 
     @property
     def conclusion(self) -> Conclusion:
-        """How it ended, in the words that runs end with."""
+        """How it ended, as the conclusion of a run."""
         ended = self.ended
         if isinstance(ended, TideboxError):
             return conclusion_of_failure(ended)

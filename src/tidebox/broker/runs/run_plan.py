@@ -53,7 +53,7 @@ class RunPlan:
 
 
 def encode_plan(plan: RunPlan) -> bytes:
-    """The bytes a store keeps."""
+    """Encode a plan for the store."""
     try:
         return msgspec.msgpack.encode(plan)
     except UnicodeEncodeError as error:

@@ -13,7 +13,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Callable
 
-from tidebox.broker.runs.admission import AdmissionDecision, Capacity, Demand, admit, has_slot
+from tidebox.broker.runs.admission_control import AdmissionDecision, Capacity, Demand, admit, has_slot
 from tidebox.errors import Overloaded
 
 # How much the newest duration counts in the average from which waiting times are guessed.

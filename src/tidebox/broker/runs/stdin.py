@@ -67,7 +67,7 @@ class StdinFeed:
 
     @property
     def open(self) -> bool:
-        """Whether it takes more."""
+        """Whether it takes more input."""
         return not self._closed
 
     async def write(self, data: bytes) -> None:

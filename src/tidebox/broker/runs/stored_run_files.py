@@ -108,7 +108,7 @@ class StoredFileManager(FileManager):
         self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Tidy up after an earlier server, and begin to remove what is expired."""
+        """Clean up after an earlier server, and start the sweeper of expired artifacts."""
         await self.uploads.start()
         await self.workspaces.store.start()
         for session_id in await self.workspaces.store.ids():
@@ -117,7 +117,7 @@ class StoredFileManager(FileManager):
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="artifact sweeper")
 
     async def close(self) -> None:
-        """Remove nothing more."""
+        """Stop the artifact sweeper."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])

@@ -104,7 +104,7 @@ class Worker:
         self._run: Run | None = None
         self._channel: LogChannel | None = None
 
-    # What others tell it.
+    # Requests from outside: cancel, kill, abandon, shut down.
 
     def cancel(self) -> None:
         """End the run: at once if it waits for a slot or its program has not begun, else by TERM and then KILL."""
@@ -157,13 +157,13 @@ class Worker:
 
     @property
     def phase(self) -> Phase:
-        """Where its run is now."""
+        """The phase of its run."""
         return self._run.phase if self._run is not None else Phase.QUEUED
 
-    # What it does.
+    # The life of the run.
 
     def attach(self, run: Run, channel: LogChannel) -> None:
-        """Take charge of a run that is in the store, and of its log."""
+        """Attach a run that is in the store, and its log."""
         self._run = run
         self._channel = channel
         if self.plan.interactive is not None:

@@ -76,12 +76,12 @@ class Bindings(Resident):
         self._ended_bindings = EndedBindings(store)
 
     async def start(self) -> None:
-        """Take up the bindings that an earlier server of this node left; sandboxes of its own are lost."""
+        """Recover the bindings that an earlier server of this node left; its local sandboxes are lost."""
         await self.providers.start()
         await self.recover(self._membership.owner)
 
     async def recover(self, owner: Owner) -> None:
-        """Take up the bindings of this node."""
+        """Recover the bindings of this node."""
         now = time.time()
         for binding in await self._store.recover_bindings(owner.node_id):
             provider = self.providers.get(binding.provider)
@@ -109,7 +109,7 @@ class Bindings(Resident):
         await asyncio.gather(*endings, return_exceptions=True)
 
     async def inherit(self, estate: Estate) -> None:
-        """Write down which bindings ended with their node."""
+        """Audit the bindings that were lost with their node."""
         for binding in estate.bindings:
             self._provisioner.record("sandbox.access.lost", binding, Reason.NODE_LOST.value)
 
@@ -361,7 +361,7 @@ class Bindings(Resident):
         return live.binding
 
     async def release_sandbox(self, caller: Caller, sandbox_id: str) -> Binding:
-        """The same, by the sandbox."""
+        """End the bindings of a sandbox, as ``release`` does."""
         having = self._having(sandbox_id)
         if not having:
             raise NotFound("there is no such sandbox", sandbox_id=sandbox_id)

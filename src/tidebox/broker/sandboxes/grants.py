@@ -36,7 +36,7 @@ from tidebox.model.sandbox import (
 )
 
 if TYPE_CHECKING:
-    from tidebox.broker.sandboxes.tokens import Claims, KeyRing
+    from tidebox.broker.sandboxes.access_tokens import Claims, KeyRing
 
 _ANY_USER = ""
 # A sandbox on another server can be released or lost while it is requested; but not each time.
@@ -64,11 +64,11 @@ class Sandboxes(Gate):
         self._load_keys = keys
         self._keys: KeyRing | None = None
         self.opened = asyncio.Event()
-        """Set once there are keys to make tokens with."""
+        """Set once the signing keys are loaded."""
         self._capabilities = capabilities
         self._bind_address = bind_address
         self.granted = 0
-        """How many tokens were given out."""
+        """How many access tokens were issued."""
         self._ended_threads: dict[tuple[str, str], float] = {}
         self._handed_out: dict[bytes, Claims] = {}
         """Claims of tokens of other servers, by the digest of the token."""
@@ -76,12 +76,12 @@ class Sandboxes(Gate):
 
     @property
     def keys(self) -> KeyRing:
-        """The keys of the tokens."""
+        """The keys that sign and verify access tokens."""
         assert self._keys is not None
         return self._keys
 
     async def start(self) -> None:
-        """Take up the bindings that an earlier server left."""
+        """Recover the bindings that an earlier server left."""
         await self.bindings.start()
 
     async def open(self) -> None:
@@ -135,7 +135,7 @@ class Sandboxes(Gate):
         thread_id: str | None,
     ) -> Grant:
         """Sign a fresh token, and renew the lease: who gets a token needs the sandbox."""
-        from tidebox.broker.sandboxes.tokens import Claims
+        from tidebox.broker.sandboxes.access_tokens import Claims
 
         epoch = live.epoch
         leave = await sandbox.issue_pass(actor, capabilities)
@@ -261,7 +261,7 @@ class Sandboxes(Gate):
         return live.binding
 
     async def revoke(self, caller: Caller, binding_id: str) -> Binding:
-        """Let every token of a binding be dead; its sandbox goes on."""
+        """Revoke every token of a binding; its sandbox goes on."""
         live = await self.bindings.get_live(caller, binding_id, admin=True)
         live.epoch += 1
         if live.sandbox is not None:
@@ -277,7 +277,7 @@ class Sandboxes(Gate):
         return ended
 
     async def _reap(self) -> None:
-        """See to what time has brought about."""
+        """Rotate keys, drop expired entries, and reap bindings."""
         self.keys.rotate_if_due()
         now = time.time()
         self._handed_out = {digest: claims for digest, claims in self._handed_out.items() if claims.exp > now}

@@ -65,11 +65,11 @@ class ProcessEnd:
     seconds: float
     """How long it ran."""
     timed_out: bool
-    """Whether it was ended because its time was over."""
+    """Whether it was killed at its timeout."""
 
 
 class OutputReader:
-    """One client's place in the output of a process."""
+    """One client's position in the output of a process."""
 
     def __init__(self, process: ManagedProcess, offset: int) -> None:
         self.process = process
@@ -379,11 +379,11 @@ class ProcessTable:
         return reader
 
     def of_sandbox(self, sandbox_id: str) -> list[ManagedProcess]:
-        """Those of a sandbox, oldest first."""
+        """Return the processes of a sandbox, oldest first."""
         return list(self._by_sandbox.get(sandbox_id, {}).values())
 
     def find(self, sandbox_id: str, process_id: str) -> ManagedProcess:
-        """One of a sandbox; raises ``NotFound``."""
+        """Return a process of a sandbox; raises ``NotFound``."""
         process = self._by_sandbox.get(sandbox_id, {}).get(process_id)
         if process is None:
             raise NotFound("this sandbox has no program of that id", field="process_id")

@@ -173,7 +173,7 @@ class LocalSandbox(LiveSandbox):
 
     @property
     def in_use(self) -> bool:
-        """Whether anybody does."""
+        """Whether the sandbox is used at the moment."""
         return self._shared.users > 0
 
     @property

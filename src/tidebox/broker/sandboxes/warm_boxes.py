@@ -45,24 +45,24 @@ class WarmBoxes:
         self._size = size
         self._ready: deque[WarmBox] = deque()
         self.opening = 0
-        """How many boxes are being made."""
+        """How many boxes are being opened."""
         self._wanted = asyncio.Event()
         self._refill_task: asyncio.Task[None] | None = None
         self._discarding: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin to fill."""
+        """Start to fill the pool of warm boxes."""
         if self._size:
             self._wanted.set()
             self._refill_task = asyncio.get_running_loop().create_task(self._refill(), name="warm boxes")
 
     @property
     def ready(self) -> int:
-        """How many boxes wait to be taken."""
+        """How many boxes are warm."""
         return len(self._ready)
 
     def take(self) -> WarmBox | None:
-        """A box that is ready, if there is one."""
+        """Return a warm box, if there is one."""
         self._wanted.set()
         while self._ready:
             found = self._ready.popleft()
@@ -126,7 +126,7 @@ class WarmBoxes:
             self._discard(fresh)
 
     async def close(self) -> None:
-        """Throw away what nobody took."""
+        """Close the warm boxes."""
         if self._refill_task is not None:
             self._refill_task.cancel()
             await asyncio.wait([self._refill_task])

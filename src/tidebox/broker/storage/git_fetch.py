@@ -56,7 +56,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitRules:
-    """From where, and how much."""
+    """Allowed schemes and hosts of git repositories, and limits."""
 
     schemes: tuple[str, ...] = ("https",)
     hosts: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.run_metrics import RunMetrics
 from tidebox.broker.storage.git_fetch import GitFetch, GitRules, check
-from tidebox.broker.storage.staging import StagingArea
+from tidebox.broker.storage.staging_area import StagingArea
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.errors import Overloaded, PayloadTooLarge, StoreUnavailable
 from tidebox.files.disk import flush
@@ -94,7 +94,7 @@ class UploadPart:
         self._size = 0
 
     async def write(self, data: bytes) -> None:
-        """Add what came next."""
+        """Append data to the part."""
         self._upload.count(len(data))
         self._waiting.append(data)
         self._size += len(data)
@@ -102,13 +102,13 @@ class UploadPart:
             await self._flush()
 
     async def close(self) -> None:
-        """Nothing more comes."""
+        """Finish the part."""
         await self._flush()
         os.close(self._descriptor)
         self._descriptor = -1
 
     def abandon(self) -> None:
-        """Let go of it."""
+        """Close its file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -140,7 +140,7 @@ class IncomingUpload:
         """Small files that came with the request itself."""
 
     def count(self, size: int) -> None:
-        """Bytes came in."""
+        """Count received bytes; raises ``PayloadTooLarge``."""
         self._received += size
         if self._received > self._rules.max_received:
             limit = self._rules.max_received
@@ -229,7 +229,7 @@ class Uploads:
         await self._spool.start()
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Stop: start no more fetches or unpacking."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _in_thread(self, work: Callable[[], StagedFiles]) -> asyncio.Future[StagedFiles]:

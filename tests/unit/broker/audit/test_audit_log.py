@@ -62,7 +62,7 @@ async def test_an_event_says_who_did_what_to_which(tmp_path: Path) -> None:
     }
 
 
-async def test_only_its_owner_reads_it(tmp_path: Path) -> None:
+async def test_only_the_owner_reads_a_log(tmp_path: Path) -> None:
     audit = Audit(tmp_path / "audit")
     await audit.start()
     audit.record("x", CALLER, "done")

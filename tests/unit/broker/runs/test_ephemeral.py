@@ -101,7 +101,7 @@ async def test_more_than_the_slots_wait_and_more_than_the_queue_are_refused(
     }
 
 
-async def test_one_that_waits_too_long_is_given_up(make_broker: MakeBroker, stage: Stage, tally: Tally) -> None:
+async def test_an_execution_expires_in_the_queue(make_broker: MakeBroker, stage: Stage, tally: Tally) -> None:
     broker = make_broker(max_concurrent=1, queue_ttl=0.02)
     running = broker.execute(ADA, make_order(), ignore)
     waiting = broker.execute(ADA, make_order(), ignore)
@@ -128,7 +128,7 @@ async def test_one_that_waits_is_canceled_at_once_and_never_runs(make_broker: Ma
     assert len(stage.plays) == 1
 
 
-async def test_one_that_runs_is_canceled_by_its_runner(make_broker: MakeBroker, stage: Stage) -> None:
+async def test_a_running_execution_is_canceled_by_its_runner(make_broker: MakeBroker, stage: Stage) -> None:
     execution = make_broker().execute(ADA, make_order(), ignore)
     await stage.play(0)
     execution.cancel()

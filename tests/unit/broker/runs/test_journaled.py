@@ -522,7 +522,7 @@ async def test_a_run_that_is_just_being_accepted_when_the_server_closes(make_bro
     assert all(run.phase.terminal for run in page.runs)
 
 
-async def test_what_a_killed_server_left_is_taken_up(make_broker: MakeBroker, stage: Stage) -> None:
+async def test_runs_of_a_killed_server_are_recovered(make_broker: MakeBroker, stage: Stage) -> None:
     store = DurableStore()
     left = {}
     for number, name in enumerate(("starting", "running", "queued")):
@@ -544,7 +544,7 @@ async def test_what_a_killed_server_left_is_taken_up(make_broker: MakeBroker, st
         assert (await finished(broker, await broker.runs.get(ADA, name))).phase is Phase.COMPLETED
 
 
-async def test_a_run_that_cannot_be_read_keeps_no_other_from_being_taken_up(
+async def test_a_run_that_cannot_be_read_does_not_stop_recovery_of_others(
     make_broker: MakeBroker, stage: Stage
 ) -> None:
     store = DurableStore()
@@ -594,9 +594,7 @@ async def test_a_step_whose_answer_is_lost_is_taken_all_the_same(
     assert store.mute == 0
 
 
-async def test_a_run_that_nobody_was_told_of_ends(
-    make_broker: MakeBroker, stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_in_doubt_is_ended(make_broker: MakeBroker, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidebox.broker.runs.journaled._PRUNE_SECONDS", 0.01)
     store = MuteStore()
     broker = await make_broker(store)

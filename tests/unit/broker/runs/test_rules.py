@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebox import errors
-from tidebox.broker.runs.admission import AdmissionDecision, Capacity, Demand, admit
+from tidebox.broker.runs.admission_control import AdmissionDecision, Capacity, Demand, admit
 from tidebox.broker.runs.log_hub import LogChannel
 from tidebox.broker.runs.log_writer import PIECE_BYTES, LogWriter, complete_length
 from tidebox.broker.runs.quotas import Quotas, day_of
@@ -67,7 +67,7 @@ USAGE = Usage(wall_seconds=1.0)
         (Outcome.CANCELLED, None, "killed", "canceled_by_user"),
     ],
 )
-def test_how_a_program_ended_is_how_its_run_did(
+def test_the_exit_of_a_program_is_that_of_its_run(
     outcome: Outcome, exit_code: int | None, phase: str, reason: str
 ) -> None:
     conclusion = conclusion_of(outcome, exit_code, None, USAGE)
@@ -97,7 +97,7 @@ def test_every_outcome_has_a_conclusion() -> None:
         (errors.InternalError("m"), "failed", "runtime_error"),
     ],
 )
-def test_what_failed_is_why_the_run_did(error: TideboxError, phase: str, reason: str) -> None:
+def test_the_failure_is_the_reason_of_the_run(error: TideboxError, phase: str, reason: str) -> None:
     conclusion = conclusion_of_failure(error)
     assert (conclusion.phase.value, conclusion.reason.value, conclusion.message) == (phase, reason, "m")
 
@@ -111,7 +111,7 @@ def test_the_error_tree_is_drawn_whole() -> None:
 CAPACITY = Capacity(max_concurrent=2, queue_max=2, queue_ttl=9.0, max_concurrent_per_user=1, queue_max_per_user=1)
 
 
-def test_admission() -> None:
+def test_admission_starts_queues_or_refuses() -> None:
     assert admit(CAPACITY, Demand(1, 0, 0, 0)) is AdmissionDecision.START
     # Those in the queue wait for something else than this free slot.
     assert admit(CAPACITY, Demand(1, 2, 0, 0)) is AdmissionDecision.START
@@ -123,7 +123,7 @@ def test_admission() -> None:
         assert raised.value.details["scope"] == scope
 
 
-def test_quotas() -> None:
+def test_quotas_refuse_one_too_many() -> None:
     quotas = Quotas(unfinished_runs=2, runs_per_session=3, cpu_seconds_per_day=10.0)
     quotas.check(Holdings(1, 2, 9.9))
     Quotas().check(Holdings(10**6, 10**6, 10**6))
@@ -177,7 +177,7 @@ def nested(depth: int) -> Any:
 
 
 @pytest.mark.parametrize("body", [float("nan"), [float("inf")], nested(100_000)])
-def test_what_is_no_json_has_no_fingerprint(body: Any) -> None:
+def test_a_body_that_is_no_json_has_no_fingerprint(body: Any) -> None:
     with pytest.raises(InvalidRequest):
         fingerprint(body)
 
@@ -243,7 +243,7 @@ def test_at_most_three_bytes_are_held_back(data: bytes) -> None:
     assert 0 <= len(data) - complete_length(data) <= 3
 
 
-def test_work_comes_back_as_it_was() -> None:
+def test_a_run_plan_survives_encoding() -> None:
     work = RunPlan(
         launch=plan_code("python", "print('ö')", env={"KEY": "välue"}, arguments=["a", ""]),
         spec=BoxSpec(image="python:3.11"),

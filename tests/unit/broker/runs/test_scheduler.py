@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.virtual_time import VirtualTimeLoop
-from tidebox.broker.runs.admission import Capacity
+from tidebox.broker.runs.admission_control import Capacity
 from tidebox.broker.runs.scheduler import Scheduler, Ticket, TicketState
 from tidebox.errors import Overloaded
 

@@ -168,7 +168,7 @@ async def test_several_who_delete_delete_once(make_broker: MakeBroker, shelf: Sh
     assert shelf.forgotten == [session.id]
 
 
-async def test_whose_a_session_is(make_broker: MakeBroker) -> None:
+async def test_a_session_is_visible_to_its_owner_only(make_broker: MakeBroker) -> None:
     broker = await make_broker()
     session = (await broker.sessions.create(ADA, make_session())).session
     assert await broker.sessions.get(ROOT, session.id) == session
@@ -179,7 +179,7 @@ async def test_whose_a_session_is(make_broker: MakeBroker) -> None:
     assert (await broker.sessions.list(BOB, limit=9, offset=0)).sessions == ()
 
 
-async def test_the_reaper_ends_what_is_over(make_broker: MakeBroker, stage: Stage, shelf: Shelf) -> None:
+async def test_the_reaper_ends_expired_sessions(make_broker: MakeBroker, stage: Stage, shelf: Shelf) -> None:
     broker = await make_broker()
     short, long = make_session(ttl=0.05), make_session()
     for session in (short, long):

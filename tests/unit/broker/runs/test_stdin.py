@@ -34,7 +34,7 @@ async def test_input_arrives_in_order_and_ends() -> None:
     assert broken == []
 
 
-async def test_who_sends_more_than_is_read_waits() -> None:
+async def test_a_writer_waits_while_the_program_does_not_read() -> None:
     feed, _ = make_feed(max_bytes=64 * 32 * 1024)
 
     async def send() -> None:
@@ -51,7 +51,7 @@ async def test_who_sends_more_than_is_read_waits() -> None:
     assert len(await reading) == 64 * 32 * 1024
 
 
-async def test_who_waits_is_let_go_when_the_run_ends() -> None:
+async def test_a_waiting_writer_is_released_when_the_run_ends() -> None:
     feed, _ = make_feed(max_frame_bytes=10**6)
     sending = asyncio.ensure_future(feed.write(b"x" * 10**6))
     await asyncio.sleep(0)

@@ -21,7 +21,7 @@ from tidebox.broker.sandboxes.bindings import Bindings
 from tidebox.broker.sandboxes.leases import LeaseTerms
 from tidebox.broker.sandboxes.live_binding import BindingMode, BindingRequest, LiveBinding
 from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Provider, Providers, SandboxExtras
-from tidebox.broker.sandboxes.providers.local import LocalProvider
+from tidebox.broker.sandboxes.providers.local_provider import LocalProvider
 from tidebox.broker.sandboxes.providers.peer import Peer
 from tidebox.broker.sandboxes.sandbox import AccessPass, LiveSandbox, SandboxOperations
 from tidebox.broker.sandboxes.warm_boxes import WarmBoxes
@@ -208,7 +208,7 @@ async def test_a_lost_sandbox_is_made_anew_before_it_says_that_it_is_lost(bindin
     assert state_of(live) is SandboxState.ACTIVE
 
 
-async def test_a_loss_is_told_once(bindings: Bindings, maker: Maker, audit: Audit, tmp_path: Path) -> None:
+async def test_a_lost_sandbox_is_audited_once(bindings: Bindings, maker: Maker, audit: Audit, tmp_path: Path) -> None:
     live, _ = await bindings.ensure(ADA, ASK)
     maker.made[0].tell_gone()
     maker.made[0].tell_gone()
@@ -259,7 +259,7 @@ async def test_a_busy_provider_is_passed_over(bindings: Bindings, maker: Maker, 
     assert live.binding.provider == "toys"
 
 
-async def test_a_busy_stock_is_a_busy_provider() -> None:
+async def test_a_provider_opening_many_boxes_is_busy() -> None:
     opened = asyncio.Event()
 
     class Slow:

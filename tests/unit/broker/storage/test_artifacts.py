@@ -22,7 +22,7 @@ from tidebox.broker.storage.artifacts import ArtifactRules, RunArtifacts
 from tidebox.broker.storage.git_fetch import GitRules
 from tidebox.broker.storage.local_blob_store import LocalBlobStore
 from tidebox.broker.storage.local_workspace_store import LocalWorkspaceStore
-from tidebox.broker.storage.staging import LocalStagingArea
+from tidebox.broker.storage.staging_area import LocalStagingArea
 from tidebox.broker.storage.uploads import UploadRules, Uploads
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.files.staging import StageLimits

@@ -102,7 +102,7 @@ async def test_what_left_the_memory_is_read_from_the_disk(make_hub: MakeHub) -> 
     assert numbers(await read_all(await hub.reader(RUN))) == list(range(1, 52))
 
 
-async def test_who_keeps_up_no_more_is_told(make_hub: MakeHub, tmp_path: Path) -> None:
+async def test_a_reader_that_falls_behind_gets_a_gap(make_hub: MakeHub, tmp_path: Path) -> None:
     drops: list[int] = []
     hub = LogHub(LogFiles(tmp_path / "other"), buffer_bytes=1000, on_drop=drops.append)
     channel = hub.open("run-1")
@@ -212,7 +212,7 @@ async def test_a_disk_that_takes_nothing_costs_only_the_disk(make_hub: MakeHub, 
     assert numbers(rest)[-1] == 11
 
 
-async def test_what_a_full_disk_did_not_take_is_a_gap(make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_entries_lost_to_a_full_disk_are_a_gap(make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = make_hub(buffer_bytes=100)
     channel = hub.open("run-1")
     channel.publish(out("a"))

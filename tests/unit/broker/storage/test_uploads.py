@@ -20,7 +20,7 @@ from tidebox.broker.run_metrics import RunMetrics
 from tidebox.broker.storage import uploads as module
 from tidebox.broker.storage.git_fetch import GitRules
 from tidebox.broker.storage.local_workspace_store import LocalWorkspaceStore
-from tidebox.broker.storage.staging import LocalStagingArea
+from tidebox.broker.storage.staging_area import LocalStagingArea
 from tidebox.broker.storage.uploads import IncomingUpload, StagedFiles, UploadRules, Uploads
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.errors import Overloaded, StoreUnavailable

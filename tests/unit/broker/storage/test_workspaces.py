@@ -71,7 +71,7 @@ async def test_what_was_put_is_on_the_disk_before_anybody_hears_of_it(
     assert flushed == [["new"]]
 
 
-async def test_those_who_wait_take_turns(workspaces: Workspaces) -> None:
+async def test_waiting_users_take_turns(workspaces: Workspaces) -> None:
     order: list[int] = []
 
     async def use(number: int) -> None:
@@ -105,14 +105,14 @@ async def test_an_upload_to_a_session_that_was_removed_leaves_nothing(workspaces
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "/etc", "a\0b", "x" * 100])
-async def test_names_that_are_no_sessions(workspaces: Workspaces, name: str) -> None:
+async def test_names_that_are_no_session_ids_are_refused(workspaces: Workspaces, name: str) -> None:
     with pytest.raises(NotFound):
         await workspaces.hold(name)
     with pytest.raises(NotFound):
         await workspaces.remove(name)
 
 
-async def test_what_does_not_fit_changes_nothing(workspaces: Workspaces, tmp_path: Path) -> None:
+async def test_an_upload_that_is_too_large_changes_nothing(workspaces: Workspaces, tmp_path: Path) -> None:
     async with workspaces.for_upload("ses-1", there) as held:
         await held.put(stage(tmp_path, a="1" * 600))
         with pytest.raises(PayloadTooLarge):

@@ -25,7 +25,7 @@ class SandboxExtras:
     on_egress: Callable[[EgressSeen], None] = lambda _: None
     """Called for the connections that its programs make or are denied."""
     user: str = ""
-    """Who asks for them."""
+    """The user who requests them."""
 
     def __bool__(self) -> bool:
         return bool(self.packages) or self.egress is not None
@@ -44,7 +44,7 @@ class Provider(abc.ABC):
     @property
     @abc.abstractmethod
     def up(self) -> bool:
-        """Whether it is worth asking."""
+        """Whether the provider can be asked."""
 
     @property
     def busy(self) -> bool:
@@ -58,7 +58,7 @@ class Provider(abc.ABC):
 
     @abc.abstractmethod
     async def start(self) -> None:
-        """Be ready."""
+        """Start."""
 
     @abc.abstractmethod
     def take(self) -> LiveSandbox | None:
@@ -87,13 +87,13 @@ class Provider(abc.ABC):
 
 
 class Providers:
-    """All of them, in the order in which they are asked."""
+    """All providers, in the order in which they are asked."""
 
     def __init__(self, providers: Sequence[Provider]) -> None:
         self._by_name = {provider.name: provider for provider in providers}
 
     def get(self, name: str) -> Provider | None:
-        """The one of that name."""
+        """Return the provider of that name."""
         return self._by_name.get(name)
 
     def preferred(self, preference: str) -> list[Provider]:
@@ -106,7 +106,7 @@ class Providers:
         return [named]
 
     async def start(self) -> None:
-        """Be ready."""
+        """Start."""
         for provider in self._by_name.values():
             await provider.start()
 

@@ -17,7 +17,7 @@ from tidebox.model.sandbox import Capability
 from tidebox.sdk.sandboxes.grants import SandboxGrant, at_server
 
 if TYPE_CHECKING:
-    from tidebox.broker.sandboxes.providers.remote import RemoteProvider
+    from tidebox.broker.sandboxes.providers.remote_provider import RemoteProvider
     from tidebox.sdk.http_client import HttpClient
 
 Answer = TypeVar("Answer")

@@ -552,7 +552,7 @@ class _Background:
         return call_on(loop, run_on(engine, *args, **options))
 
     def submit(self, *args: Any, **options: Any) -> Future[Result]:
-        """Schedule that."""
+        """Schedule ``run_on`` on the engine's loop; return its future."""
         loop, engine = self._started()
         return asyncio.run_coroutine_threadsafe(run_on(engine, *args, **options), loop)
 

@@ -10,7 +10,7 @@ from tidebox.errors import Overloaded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """How much may run and wait at once; None for what a single user may take means as much as everybody."""
+    """Bounds on what runs and waits at once; without bounds of its own a user may take all of it."""
 
     max_concurrent: int
     queue_max: int
@@ -20,13 +20,13 @@ class Capacity:
 
     @property
     def own_slots(self) -> int:
-        """How many programs of one user may run."""
+        """Number of programs of one user that may run."""
         own = self.max_concurrent_per_user
         return self.max_concurrent if own is None else min(own, self.max_concurrent)
 
     @property
     def own_places(self) -> int:
-        """How many programs of one user may wait."""
+        """Number of programs of one user that may wait."""
         own = self.queue_max_per_user
         return self.queue_max if own is None else min(own, self.queue_max)
 
@@ -49,12 +49,12 @@ class AdmissionDecision(enum.Enum):
 
 
 def slots_of_one(slots: int) -> int:
-    """How many of the slots one user may have where there are several users: the last is for somebody else."""
+    """Return the slots of one user where there are several: the last one is for another user."""
     return max(1, slots - 1)
 
 
 def places_of_one(places: int) -> int:
-    """How much of the queue one user may fill where there are several users."""
+    """Return the queue places of one user where there are several."""
     return (places + 1) // 2
 
 

@@ -89,7 +89,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long things are remembered, in seconds, and how much of them."""
+    """Retention of idempotency keys and runs, in seconds, and of logs, in bytes."""
 
     claims: float = 600.0
     runs: float = 24 * 3600.0
@@ -183,7 +183,7 @@ class Runs(Resident):
 
     @contextlib.asynccontextmanager
     async def _or_ended(self, run: Run, conclusion: Conclusion) -> AsyncIterator[None]:
-        """One that cannot be taken up ends, and keeps no other from it."""
+        """End a run that cannot be recovered, so that it does not stop recovery of the others."""
         try:
             yield
         except (msgspec.DecodeError, ValueError, OSError):
@@ -220,7 +220,7 @@ class Runs(Resident):
         return await asyncio.shield(accepting)
 
     async def answered(self, claim: Claim) -> Receipt | None:
-        """How a request was answered that is now repeated, whatever became since of what it spoke of."""
+        """Return the stored answer to a repeated request (idempotency), whatever became of its run since."""
         prior = await self._store.answered(claim, time.time() - self._retention.claims)
         return _repeated(prior) if prior is not None else None
 
@@ -336,7 +336,7 @@ class Runs(Resident):
         return NodeLost("the server that has the log and the files of this run is lost", run_id=run.id, node_id=node_id)
 
     def phases(self) -> Mapping[Phase, int]:
-        """How many of the runs that are not over are in which phase."""
+        """Count the unfinished runs in each phase."""
         return Counter(worker.phase for worker, _ in self._working.values())
 
     async def _stdin(self, caller: Caller, run_id: str) -> StdinFeed:

@@ -12,7 +12,7 @@ DAY_SECONDS = 24 * 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:
-    """How much one user may have; None is no limit."""
+    """Quotas of one user; None is no limit."""
 
     unfinished_runs: int | None = None
     runs_per_session: int | None = None

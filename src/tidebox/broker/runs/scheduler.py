@@ -49,12 +49,12 @@ class Ticket:
 
     @property
     def waited(self) -> float:
-        """How many seconds it waited for its slot."""
+        """Seconds it waited for its slot."""
         return (self.began if self.began is not None else self.released) - self.entered
 
     @property
     def held(self) -> float:
-        """How many seconds it had its slot, after it left; 0 if it never had one."""
+        """Seconds it held its slot, once released; 0 without one."""
         return self.released - self.began if self.began is not None else 0.0
 
 

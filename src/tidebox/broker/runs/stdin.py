@@ -18,7 +18,7 @@ _BUFFER_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdinRules:
-    """How much may be sent, and how fast. Breaking one closes the input."""
+    """Limits on the size and rate of input. Breaking one closes the input."""
 
     max_bytes: int = 1024 * 1024
     max_frame_bytes: int = 64 * 1024
@@ -33,7 +33,7 @@ class StdinRules:
         bytes_per_second: int | None = None,
         idle_timeout: float | None = None,
     ) -> StdinRules:
-        """These rules, or what is asked for where that is less."""
+        """Return the stricter of these rules and the requested ones."""
         return StdinRules(
             max_bytes=_least(self.max_bytes, max_bytes),
             max_frame_bytes=_least(self.max_frame_bytes, max_frame_bytes),

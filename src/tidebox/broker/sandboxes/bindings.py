@@ -122,7 +122,7 @@ class Bindings(Resident):
         await self.providers.close()
 
     def count(self) -> dict[SandboxState, int]:
-        """How many bindings there are in each state."""
+        """Count the bindings in each state."""
         found = dict.fromkeys(SandboxState, 0)
         for live in self._by_id.values():
             found[live.binding.state] += 1
@@ -211,7 +211,7 @@ class Bindings(Resident):
         return live
 
     def _chosen(self, caller: Caller, request: BindingRequest) -> tuple[list[Provider], LiveSandbox | None]:
-        """Who may make the sandbox of a new binding; where the hint is good, it is the one that made that sandbox."""
+        """Choose the providers for a new binding; with a usable hint, the one that made that sandbox."""
         candidates = self.providers.preferred(request.provider)
         for other in self._having(request.hint) if request.hint is not None else ():
             maker = self.providers.get(other.binding.provider)
@@ -331,7 +331,7 @@ class Bindings(Resident):
         return sorted(found, key=lambda binding: binding.created_at, reverse=True)
 
     def base_url(self, binding: Binding) -> str | None:
-        """Where clients reach the sandbox of a binding, if not here."""
+        """Return the URL of the server that has the sandbox of a binding; None for this one."""
         live = self._by_id.get(binding.id)
         return live.sandbox.base_url if live is not None and live.sandbox is not None else None
 

@@ -63,7 +63,7 @@ class SandboxFiles(abc.ABC):
 
     @abc.abstractmethod
     def read(self, path: str, offset: int, length: int) -> AsyncGenerator[bytes, None]:
-        """So many bytes of a regular file."""
+        """Yield ``length`` bytes of a regular file from ``offset`` on."""
 
     @abc.abstractmethod
     async def upload(self, path: str, body: AsyncIterator[bytes], mode: int | None = None) -> StoredFile:
@@ -97,7 +97,7 @@ class SandboxFiles(abc.ABC):
 
 
 class LocalFiles(SandboxFiles):
-    """Those of a box of this server."""
+    """Files of a box of this server."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -136,7 +136,7 @@ class LocalFiles(SandboxFiles):
         return info.size
 
     def read(self, path: str, offset: int, length: int) -> AsyncGenerator[bytes, None]:
-        """So many bytes of a regular file."""
+        """Yield ``length`` bytes of a regular file from ``offset`` on."""
         return self._files.read(path, offset, length)
 
     async def upload(self, path: str, body: AsyncIterator[bytes], mode: int | None = None) -> StoredFile:

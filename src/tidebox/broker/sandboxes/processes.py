@@ -59,7 +59,7 @@ class OutputPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """How a process ended."""
+    """Exit, duration and timeout of a process."""
 
     exited: Exited
     seconds: float

@@ -174,7 +174,7 @@ class Provisioner:
                 raise ProviderUnavailable(f"the provider {provider.name} gives out what is another's")
 
     async def _save(self, live: LiveBinding) -> None:
-        """Where a sandbox outlives this server, the next one has to know where it is."""
+        """Save the binding at once: a sandbox that outlives this server must be found by the next one."""
         live.unsaved = False
         try:
             await self._store.save_binding(live.binding)

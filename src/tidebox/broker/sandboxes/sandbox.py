@@ -23,7 +23,7 @@ class SandboxOperations(abc.ABC):
     @property
     @abc.abstractmethod
     def files(self) -> SandboxFiles:
-        """Its files."""
+        """The files of the sandbox."""
 
     @abc.abstractmethod
     async def exec(self, command: Command) -> Exec:
@@ -168,7 +168,7 @@ class LocalSandbox(LiveSandbox):
 
     @property
     def users(self) -> int:
-        """How many use it at the moment."""
+        """Number of users at the moment."""
         return self._shared.users
 
     @property

@@ -58,7 +58,7 @@ class WarmBoxes:
 
     @property
     def ready(self) -> int:
-        """How many boxes are warm."""
+        """Number of warm boxes."""
         return len(self._ready)
 
     def take(self) -> WarmBox | None:

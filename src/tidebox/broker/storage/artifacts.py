@@ -28,7 +28,7 @@ _BATCH = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactRules:
-    """How much is kept, and how long."""
+    """Limits of artifact capture, and the time to live of artifacts."""
 
     max_run_bytes: int = 32 * MIB
     max_user_bytes: int = 128 * MIB

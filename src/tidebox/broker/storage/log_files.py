@@ -121,7 +121,7 @@ class LogFileReader:
         return found
 
     def extents(self, stream: str | None = None, seq: int = 0) -> list[Extent]:
-        """Where output is, of one stream or of both, from an entry on, in the order in which it was written."""
+        """Return the extents of output, of one stream or of both, from an entry on, in the order written."""
         found = []
         for record in _records(self._file, 0):
             name = {_STDOUT: "stdout", _STDERR: "stderr"}.get(record.kind)
@@ -164,7 +164,7 @@ class LocalLog(StoredLog):
     # Those who download a whole log do not hold up the threads that write.
 
     async def extents(self, stream: str | None = None, seq: int = 0) -> list[Extent]:
-        """Where output is, of one stream or of both, from an entry on, in the order in which it was written."""
+        """Return the extents of output, of one stream or of both, from an entry on, in the order written."""
         return await asyncio.to_thread(self._file.extents, stream, seq)
 
     async def read(self, pieces: Sequence[tuple[int, int]]) -> bytes:

@@ -20,7 +20,7 @@ class LogFrame:
 
     @property
     def end(self) -> int:
-        """Its position in the log, which is its number."""
+        """Position in the log: its number."""
         return self.seq
 
     @property
@@ -40,5 +40,5 @@ class Gap:
 
     @property
     def lost(self) -> int:
-        """How many entries are not kept any more."""
+        """Number of lost entries."""
         return self.delivered - min(max(self.requested, self.first), self.delivered)

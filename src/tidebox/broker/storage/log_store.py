@@ -18,7 +18,7 @@ class KeptLog(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Where the output of one entry is in a stored log."""
+    """The position of the output of one entry in a stored log."""
 
     stream: str
     offset: int
@@ -58,7 +58,7 @@ class StoredLog(abc.ABC):
 
     @abc.abstractmethod
     async def extents(self, stream: str | None = None, seq: int = 0) -> list[Extent]:
-        """Where output is, of one stream or of both, from an entry on, in the order in which it was written."""
+        """Return the extents of output, of one stream or of both, from an entry on, in the order written."""
 
     @abc.abstractmethod
     async def read(self, pieces: Sequence[tuple[int, int]]) -> bytes:

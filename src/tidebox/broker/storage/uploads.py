@@ -50,7 +50,7 @@ MAX_REPOSITORY_DEPTH = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadRules:
-    """How much one upload may bring."""
+    """Limits of one upload."""
 
     max_received: int
     stage: StageLimits
@@ -148,12 +148,12 @@ class IncomingUpload:
 
     @property
     def received(self) -> int:
-        """How many bytes came in."""
+        """Number of bytes received."""
         return self._received
 
     @property
     def part_count(self) -> int:
-        """How many parts there are."""
+        """Number of parts."""
         return len(self._parts)
 
     def part(self, name: str, archive: ArchiveKind | None = None) -> UploadPart:

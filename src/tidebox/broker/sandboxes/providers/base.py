@@ -58,7 +58,7 @@ class Provider(abc.ABC):
 
     @abc.abstractmethod
     async def start(self) -> None:
-        """Start."""
+        """Start the provider; called once."""
 
     @abc.abstractmethod
     def take(self) -> LiveSandbox | None:
@@ -97,7 +97,7 @@ class Providers:
         return self._by_name.get(name)
 
     def preferred(self, preference: str) -> list[Provider]:
-        """Those that may be asked, best first: the one that is named, or all, first those that are up and not busy."""
+        """Return the providers that may be asked: the named one, or all, first those that are up and not busy."""
         if preference == AUTO:
             return sorted(self._by_name.values(), key=lambda provider: (not provider.up, provider.busy))
         named = self._by_name.get(preference)
@@ -106,7 +106,7 @@ class Providers:
         return [named]
 
     async def start(self) -> None:
-        """Start."""
+        """Start the provider; called once."""
         for provider in self._by_name.values():
             await provider.start()
 

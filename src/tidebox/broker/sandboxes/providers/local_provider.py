@@ -37,14 +37,14 @@ class LocalProvider(Provider):
             self._warm_boxes.start()
 
     def take(self) -> LiveSandbox | None:
-        """One that was made beforehand."""
+        """Take a warm box, if there is one."""
         fresh = self._warm_boxes.take() if self._enabled else None
         return _sandbox(fresh) if fresh is not None else None
 
     async def create(
         self, binding_id: str, like: LiveSandbox | None = None, extras: SandboxExtras = NO_EXTRAS
     ) -> LiveSandbox:
-        """One that was made beforehand, or a new one."""
+        """Return a warm box, or open a new one."""
         if not self._enabled:
             raise RuntimeUnavailable("execution is turned off on this server")
         if isinstance(like, LocalSandbox) and not like.gone:
@@ -58,7 +58,7 @@ class LocalProvider(Provider):
         return None
 
     async def release(self, binding_id: str) -> None:
-        """There is nothing but the sandbox itself."""
+        """Do nothing: a local sandbox is closed by its binding."""
 
     async def close(self) -> None:
         """Throw away what nobody took."""

@@ -78,7 +78,7 @@ class RemoteFiles(SandboxFiles):
             return int(match[1])
 
     async def read(self, path: str, offset: int, length: int) -> AsyncGenerator[bytes, None]:
-        """So many bytes of a regular file."""
+        """Yield ``length`` bytes of a regular file from ``offset`` on."""
         async with self._sandbox.granted() as grant, self._download(grant, path, offset, length) as answer:
             async for chunk in answer.aiter_raw():
                 if len(chunk) > length:

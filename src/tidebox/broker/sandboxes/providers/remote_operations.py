@@ -57,7 +57,7 @@ class RemoteOperations(SandboxOperations):
 
     @property
     def files(self) -> SandboxFiles:
-        """Its files there."""
+        """The files of the remote sandbox."""
         return RemoteFiles(self._sandbox, self._headers)
 
     async def exec(self, command: Command) -> Exec:
@@ -145,7 +145,7 @@ class RemoteExec(Exec):
         await self._socket.send(encode(frames.Stdin(eof=True)))
 
     async def signal(self, number: int) -> None:
-        """Signal it."""
+        """Send a signal to the program."""
         await self._socket.send(encode(frames.Signal(signal.Signals(number).name)))
 
     async def resize(self, rows: int, columns: int) -> None:
@@ -154,7 +154,7 @@ class RemoteExec(Exec):
 
 
 class RemoteWatch(Watch):
-    """Changes there."""
+    """A watch of a directory on the other server."""
 
     def __init__(self, watch: AsyncWatch) -> None:
         self._watch = watch

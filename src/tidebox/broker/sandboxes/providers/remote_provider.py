@@ -57,7 +57,7 @@ _RELEASE_SECONDS = 3600.0
 
 
 class RemoteProvider(Provider):
-    """Another server."""
+    """Another Tidebox server that makes sandboxes for this one."""
 
     durable = True
 
@@ -81,7 +81,7 @@ class RemoteProvider(Provider):
         return self.peer.silent_for
 
     async def start(self) -> None:
-        """It is found out when it is needed whether the server is there."""
+        """Do nothing: whether the server answers shows at the first request."""
 
     def take(self) -> LiveSandbox | None:
         """Return None: warm boxes of the other server are taken there."""
@@ -193,7 +193,7 @@ class RemoteProvider(Provider):
         await self._of_session(sandbox, "POST", "/heartbeat")
 
     async def idle_seconds(self, sandbox: RemoteSandbox) -> float | None:
-        """How long nobody has used a sandbox."""
+        """Return how long nobody has used a sandbox, in seconds."""
         body = await self._of_session(sandbox, "GET", "")
         seconds = None if body is None else decode(access.BindingAnswer, body).binding.idle_seconds
         return None if seconds is None else max(0.0, seconds)

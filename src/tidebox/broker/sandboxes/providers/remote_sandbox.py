@@ -24,7 +24,7 @@ Answer = TypeVar("Answer")
 
 
 class RemoteSandbox(LiveSandbox):
-    """It is used through this server, or by its clients themselves with passes that they are handed."""
+    """A sandbox on another server, used through this one, or by its clients with access passes."""
 
     frozen = False
 
@@ -52,7 +52,7 @@ class RemoteSandbox(LiveSandbox):
         self._on_gone.append(callback)
 
     def lose(self) -> None:
-        """It is there no more."""
+        """Mark the sandbox as lost on its server."""
         if not self._gone:
             self._gone = True
             for callback in self._on_gone:
@@ -80,7 +80,7 @@ class RemoteSandbox(LiveSandbox):
             self._on_use(0.0)
 
     async def suspend(self) -> bool:
-        """That server sees to it itself; here it only counts as such."""
+        """Mark it as suspended here: its server freezes it by itself."""
         return self._users == 0
 
     # Passes
@@ -104,7 +104,7 @@ class RemoteSandbox(LiveSandbox):
             return self._pass
 
     async def refused(self) -> Exception:
-        """That server did not accept a pass: find out why, and what to tell the client."""
+        """Find out why that server refused a pass, and return the error for the client."""
         self._pass = None
         try:
             await self.pass_()
@@ -133,7 +133,7 @@ class RemoteSandbox(LiveSandbox):
             self._beating = False
 
     def verify_idle(self) -> None:
-        """Its clients may use it without this server seeing that: ask."""
+        """Ask the server of the sandbox: clients may use it without this server seeing that."""
         if self.base_url is not None and not self._gone:
             self._provider.soon(self._ask_for_use())
 

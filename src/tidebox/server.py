@@ -286,8 +286,8 @@ def _files(settings: Settings, store: Store, metrics: RunMetrics, audit: Audit) 
     from tidebox.broker.storage.staging_area import LocalStagingArea
     from tidebox.broker.storage.uploads import UploadRules, Uploads
     from tidebox.broker.storage.workspaces import Workspaces
-    from tidebox.files.staging import StageLimits
-    from tidebox.files.trees import TreeLimits
+    from tidebox.untrusted_files.staging import StageLimits
+    from tidebox.untrusted_files.trees import TreeLimits
 
     workspace = settings.workspace_cap_mb * MIB
     tree_limits = TreeLimits(max_bytes=workspace, max_entries=Limits().inodes - 1)

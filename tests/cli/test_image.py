@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import error_line, tidebox
-from tests.unit.archives import file, tar
+from tests.unit.untrusted_files.archives import file, tar
 
 
 @pytest.fixture

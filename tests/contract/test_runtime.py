@@ -21,13 +21,13 @@ from tidebox.errors import (
     UnknownImage,
     UnsupportedOperation,
 )
-from tidebox.files.trees import TreeLimits
 from tidebox.model.box import BoxSpec, CaptureRule, Command
 from tidebox.model.events import Event, Exited, Output, Started
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.runtimes import BOUNDARIES, Guarantee
 from tidebox.runtime.base import Box, Exec, Runtime
+from tidebox.untrusted_files.trees import TreeLimits
 
 MEMFD_NOEXEC = os.access("/proc/sys/vm/memfd_noexec", os.W_OK)
 HOG = """

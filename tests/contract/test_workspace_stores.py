@@ -12,9 +12,9 @@ from tests.contract.test_runtime import collect
 from tidebox.broker.storage.local_workspace_store import LocalWorkspaceStore
 from tidebox.broker.storage.workspace_store import WorkspaceStore
 from tidebox.errors import NotFound, PayloadTooLarge, TideboxError
-from tidebox.files.trees import TreeLimits
 from tidebox.model.box import BoxSpec, Command
 from tidebox.runtime.base import Runtime
+from tidebox.untrusted_files.trees import TreeLimits
 
 LIMITS = TreeLimits(max_bytes=100_000, max_entries=50)
 STORES: dict[str, Callable[[Path], WorkspaceStore]] = {

@@ -13,10 +13,10 @@ import pytest
 
 from tests.patience import patient
 from tidebox.errors import InvalidRequest
-from tidebox.files.gitignore import Gitignore, ignores
-from tidebox.files.globs import Patience
 from tidebox.lsp import workspace_scan
 from tidebox.lsp.workspace_scan import WorkspaceScanner
+from tidebox.untrusted_files.gitignore import Gitignore, ignores
+from tidebox.untrusted_files.globs import Patience
 
 FILES = [
     "a.log",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.archives import ARCHITECTURE, OciLayout, directory, file, special, symlink, tar
+from tests.unit.untrusted_files.archives import ARCHITECTURE, OciLayout, directory, file, special, symlink, tar
 from tidebox.errors import InvalidImage, InvalidRequest, RuntimeUnavailable, UnknownImage
 from tidebox.runtime.images import MOUNT_POINTS, Image, ImageStore
 from tidebox.runtime.unpack import UnpackLimits

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit import archives
-from tests.unit.archives import directory, file, hardlink, special, symlink
+from tests.unit.untrusted_files import archives
+from tests.unit.untrusted_files.archives import directory, file, hardlink, special, symlink
 from tidebox.errors import InvalidImage
-from tidebox.files.tarstream import TarReader
 from tidebox.runtime.unpack import MAX_DEPTH, Unpacker, UnpackLimits
+from tidebox.untrusted_files.tarstream import TarReader
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
 

@@ -25,11 +25,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agent": {"wire"},
     "spawner": {"agent", "wire"},
     "model": {"errors"},
-    "files": {"errors"},
+    "untrusted_files": {"errors"},
     "protocols": {"errors", "model"},
     "config": {"errors", "model"},
     "store": {"errors", "model"},
-    "runtime": {"errors", "model", "files", "wire", "egress"},
+    "runtime": {"errors", "model", "untrusted_files", "wire", "egress"},
     # The list of system calls, which a container's profile is made of, is data. So are records of files.
     "runtime.docker": {"spawner.seccomp", "spawner.syscall_tables"},
     "runtime.shared": {"spawner.seccomp", "agent.trees"},
@@ -38,12 +38,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     # A program of its own, and the server's side of it.
     "egress": {"errors", "model"},
     "cluster": {"errors", "model", "store.base"},
-    "broker": {"errors", "model", "files", "store.base", "runtime.base", "cluster.membership"},
+    "broker": {"errors", "model", "untrusted_files", "store.base", "runtime.base", "cluster.membership"},
     # Sandboxes of other servers, of which this one is a client.
     "broker.sandboxes.providers": {"protocols", "sdk"},
-    "api": {"errors", "model", "files", "broker", "protocols", "lean"},
+    "api": {"errors", "model", "untrusted_files", "broker", "protocols", "lean"},
     "sdk": {"errors", "model", "protocols", "config"},
-    "lsp": {"errors", "model", "files", "sdk", "stdio"},
+    "lsp": {"errors", "model", "untrusted_files", "sdk", "stdio"},
     "mcp": {"errors", "model", "sdk", "stdio", "lean"},
     # Standard input and output, for those who speak a protocol there.
     "stdio": set(),
@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": {
         "errors",
         "model",
-        "files",
+        "untrusted_files",
         "config",
         "data_dir",
         "logs",
@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         # Its HTTP side is a client of the server, in the server's own process.
         "mcp",
     },
-    "cli": {"errors", "model", "files", "config", "logs", "sdk", "embedded", "server", "mcp", "lsp"},
+    "cli": {"errors", "model", "untrusted_files", "config", "logs", "sdk", "embedded", "server", "mcp", "lsp"},
     "__main__": {"cli"},
 }
 

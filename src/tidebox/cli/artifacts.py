@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from tidebox.cli.output import note
 from tidebox.cli.streams import write_all
 from tidebox.errors import InvalidRequest
-from tidebox.files.globs import Glob
 from tidebox.model.box import CaptureRule
+from tidebox.untrusted_files.globs import Glob
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from tidebox.errors import InvalidRequest
-from tidebox.files import gitignore
-from tidebox.files.gitignore import Gitignore
-from tidebox.files.globs import Patience
-from tidebox.files.names import shown, split_name
 from tidebox.model.limits import KIB, MIB
+from tidebox.untrusted_files import gitignore
+from tidebox.untrusted_files.gitignore import Gitignore
+from tidebox.untrusted_files.globs import Patience
+from tidebox.untrusted_files.names import shown, split_name
 
 NEVER = frozenset({".git", ".hg", ".svn", "node_modules", "__pycache__"})
 """Names that are never sent, and neither is what lies below them."""

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tidebox.errors import UnsupportedOperation
-from tidebox.files.trees import Tally, TreeLimits
-from tidebox.files.watching import Change
 from tidebox.model.box import BoxSpec, Captured, CapturedTree, CaptureRule, Command, FileInfo
 from tidebox.model.events import EgressSeen, Event, Preparing
 from tidebox.model.languages import Cell as CellKind
@@ -25,6 +23,8 @@ from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.result import Usage
 from tidebox.model.runtimes import Features, Gauge, Report, ResolvedImage, Start
 from tidebox.model.switch import Switch
+from tidebox.untrusted_files.trees import Tally, TreeLimits
+from tidebox.untrusted_files.watching import Change
 
 if TYPE_CHECKING:
     from tidebox.model.outward import BoxEgress

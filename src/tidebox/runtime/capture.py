@@ -1,7 +1,7 @@
 """Copy files out of a dead box's workspace through its directory descriptor.
 
 All processes of the box are dead, so nothing changes under us; how hostile names, types and links are met is told in
-``tidebox.files.trees``.
+``tidebox.untrusted_files.trees``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tidebox.files.globs import Glob, Patience
-from tidebox.files.trees import Entry, copy_file, directory_beneath, open_regular, opened, walk
 from tidebox.model.box import Captured, CapturedFile, CapturedTree, CaptureRule
+from tidebox.untrusted_files.globs import Glob, Patience
+from tidebox.untrusted_files.trees import Entry, copy_file, directory_beneath, open_regular, opened, walk
 
 MAX_DEPTH = 32
 """How deep files are looked for."""

@@ -34,7 +34,6 @@ from typing import Any
 from urllib.parse import quote
 
 from tidebox.errors import InvalidImage, InvalidRequest, RuntimeUnavailable, UnknownImage
-from tidebox.files.tarstream import BLOCK, TarReader, decompress
 from tidebox.model.box import LAYER_MARK
 from tidebox.model.images import HOST as HOST
 from tidebox.model.packages import NO_PACKAGES, Packages
@@ -43,6 +42,7 @@ from tidebox.runtime.layers import Layer, LayerStore
 from tidebox.runtime.oci import Layout
 from tidebox.runtime.shelf import DIRECTORY, Shelf, closing
 from tidebox.runtime.unpack import Unpacker, UnpackLimits
+from tidebox.untrusted_files.tarstream import BLOCK, TarReader, decompress
 
 IMAGES = "images"
 """Where the images of an installation are, below its data directory."""

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tidebox.errors import InvalidImage
-from tidebox.files.tarstream import DIRECTORY, HARDLINK, REGULAR, SYMLINK, Member, TarReader
+from tidebox.untrusted_files.tarstream import DIRECTORY, HARDLINK, REGULAR, SYMLINK, Member, TarReader
 
 MAX_DEPTH = 200
 """Deeper trees exist in attacks only, and every level costs a descriptor while it is walked."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from tidebox.errors import PayloadTooLarge
-from tidebox.files.trees import Tally, TreeLimits, copy_tree, make_beneath, opened
+from tidebox.untrusted_files.trees import Tally, TreeLimits, copy_tree, make_beneath, opened
 
 _libc = ctypes.CDLL(None)
 _REPLACED_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -17,10 +17,10 @@ from tests.api.dataplane.plane import Plane, Socket
 from tests.runtimes import native_only
 from tidebox.broker.sandboxes.sandbox import LocalSandbox
 from tidebox.errors import ProvisionFailed
-from tidebox.files import watching
 from tidebox.model.ids import new_id
 from tidebox.model.sandbox import Capability
 from tidebox.runtime.native.watch import MAX_WATCHES
+from tidebox.untrusted_files import watching
 
 pytestmark = native_only("the files of a container are not on this machine, and cannot be watched")
 

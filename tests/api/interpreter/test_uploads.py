@@ -21,8 +21,8 @@ import pytest
 
 from tests.api.conftest import NO_CELLS, RunningServer, finish, start
 from tests.api.interpreter.service import JWT_SECRET, Service
-from tests.unit.archives import directory, file, hardlink, special, symlink, tar
-from tests.unit.staged import zip_of
+from tests.unit.untrusted_files.archives import directory, file, hardlink, special, symlink, tar
+from tests.unit.untrusted_files.staged import zip_of
 
 TAR = {"Content-Type": "application/x-tar"}
 

@@ -20,11 +20,11 @@ from tidebox.api.dataplane.connection import (
 from tidebox.api.dataplane.paths import DataplaneTarget
 from tidebox.broker.sandboxes.sandbox import SandboxAccess, Watch
 from tidebox.errors import CapabilityDenied, Conflict, TideboxError, Unauthorized
-from tidebox.files.watching import Change, Kind
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.sandbox import Capability
 from tidebox.protocols.codec import text_of
 from tidebox.protocols.dataplane.frames import Request, WatchFrame
+from tidebox.untrusted_files.watching import Change, Kind
 
 _log = structlog.get_logger("tidebox.api")
 

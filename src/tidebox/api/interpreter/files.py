@@ -25,13 +25,13 @@ from tidebox.broker.runs.planning import inline_files
 from tidebox.broker.storage.uploads import IncomingUpload, UploadResult
 from tidebox.broker.storage.workspace_store import KeptFile
 from tidebox.errors import InvalidRequest, PayloadTooLarge
-from tidebox.files.kinds import HEAD_BYTES, content_type
-from tidebox.files.names import MAX_PATH_BYTES, split_name
-from tidebox.files.staging import ArchiveKind
-from tidebox.files.trees import MAX_DEPTH
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.moments import iso_time
 from tidebox.protocols.documents import check_values
+from tidebox.untrusted_files.kinds import HEAD_BYTES, content_type
+from tidebox.untrusted_files.names import MAX_PATH_BYTES, split_name
+from tidebox.untrusted_files.staging import ArchiveKind
+from tidebox.untrusted_files.trees import MAX_DEPTH
 
 router = APIRouter(tags=["files"])
 

@@ -10,8 +10,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from tidebox.broker.storage.uploads import IncomingUpload, UploadPart
 from tidebox.errors import InvalidRequest, PayloadTooLarge
-from tidebox.files.names import shown
-from tidebox.files.staging import archive_kind
+from tidebox.untrusted_files.names import shown
+from tidebox.untrusted_files.staging import archive_kind
 
 MAX_FIELD_BYTES = 64 * 1024
 """Of all fields that are no files together."""

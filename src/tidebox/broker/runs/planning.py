@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from tidebox.broker.runs.run_plan import RunPlan
 from tidebox.broker.runs.stdin import StdinRules
 from tidebox.errors import InvalidRequest, PayloadTooLarge, PolicyUnsupported, UnknownImage
-from tidebox.files.names import refuse, split_name
 from tidebox.model.box import BoxSpec
 from tidebox.model.egress import Allowlist, allowlist_of
 from tidebox.model.ids import new_id
@@ -27,6 +26,7 @@ from tidebox.model.runtimes import RuntimeInfo, Runtimes
 from tidebox.model.session import Session
 from tidebox.model.source import GitSource
 from tidebox.model.words import check_words
+from tidebox.untrusted_files.names import refuse, split_name
 
 MAX_INLINE_BYTES = MIB
 _MAX_INLINE_DEPTH = 10

@@ -21,8 +21,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tidebox.errors import FetchFailed, Forbidden, InvalidRequest, PayloadTooLarge, RuntimeUnavailable
-from tidebox.files.staging import Stage
 from tidebox.model.source import GitSource
+from tidebox.untrusted_files.staging import Stage
 
 MAX_PATCH_BYTES = 1 << 20
 MAX_DEPTH = 1000

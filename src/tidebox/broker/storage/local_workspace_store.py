@@ -17,9 +17,11 @@ from typing import TypeVar
 
 from tidebox.broker.storage.workspace_store import KeptFile, WorkspaceStore
 from tidebox.errors import Conflict, NotFound, StoreUnavailable
-from tidebox.files.disk import flush
-from tidebox.files.names import refuse, too_much
-from tidebox.files.trees import (
+from tidebox.model.ids import new_id
+from tidebox.runtime.base import Box
+from tidebox.untrusted_files.disk import flush
+from tidebox.untrusted_files.names import refuse, too_much
+from tidebox.untrusted_files.trees import (
     OPEN_DIRECTORY,
     Tally,
     TreeLimits,
@@ -30,8 +32,6 @@ from tidebox.files.trees import (
     size_of,
     walk,
 )
-from tidebox.model.ids import new_id
-from tidebox.runtime.base import Box
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _WORKSPACE = "workspace"

@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from tidebox.errors import StoreUnavailable
-from tidebox.files.trees import remove_tree
 from tidebox.model.ids import new_id
+from tidebox.untrusted_files.trees import remove_tree
 
 
 class StagingArea(abc.ABC):

@@ -24,12 +24,12 @@ from tidebox.broker.storage.git_fetch import GitFetch, GitRules, check
 from tidebox.broker.storage.staging_area import StagingArea
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.errors import Overloaded, PayloadTooLarge, StoreUnavailable
-from tidebox.files.disk import flush
-from tidebox.files.ignore import ALWAYS, Ignore
-from tidebox.files.staging import ArchiveKind, Stage, StageLimits
-from tidebox.files.trees import NEW_FILE, opened, remove_tree
 from tidebox.model.principal import Caller
 from tidebox.model.source import GitSource
+from tidebox.untrusted_files.disk import flush
+from tidebox.untrusted_files.ignore import ALWAYS, Ignore
+from tidebox.untrusted_files.staging import ArchiveKind, Stage, StageLimits
+from tidebox.untrusted_files.trees import NEW_FILE, opened, remove_tree
 
 _FLUSH_BYTES = 1 << 20
 MAX_CLONES = 4

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidebox.files.trees import Tally
 from tidebox.runtime.base import Box
+from tidebox.untrusted_files.trees import Tally
 
 
 @dataclass(frozen=True, slots=True)

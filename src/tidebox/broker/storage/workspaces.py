@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tidebox.broker.storage.workspace_store import WorkspaceStore
 from tidebox.errors import Conflict
-from tidebox.files.trees import Tally
 from tidebox.runtime.base import Box
+from tidebox.untrusted_files.trees import Tally
 
 UPLOAD_WAIT_SECONDS = 10.0
 

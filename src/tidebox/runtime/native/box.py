@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tidebox.errors import BoxGone, ExecFailed, TideboxError, UnsupportedOperation
-from tidebox.files.trees import Tally, TreeLimits
 from tidebox.model.box import Captured, CapturedTree, CaptureRule, Command
 from tidebox.model.events import EgressSeen
 from tidebox.model.limits import MIB, Limits
@@ -32,6 +31,7 @@ from tidebox.runtime.native.spawner import Spawner
 from tidebox.runtime.native.usage import Meter
 from tidebox.runtime.native.watch import Watches
 from tidebox.runtime.relay import Relay
+from tidebox.untrusted_files.trees import Tally, TreeLimits
 
 if TYPE_CHECKING:
     from tidebox.model.outward import BoxEgress

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from tidebox.errors import BoxGone, FileOperationFailed, InvalidRequest, QuotaExceeded
-from tidebox.files.watching import Change, TreeWatch
 from tidebox.model.launch import WORKSPACE
 from tidebox.runtime.base import Watch
+from tidebox.untrusted_files.watching import Change, TreeWatch
 
 MAX_WATCHES = 16
 """Of one box; each is one of the machine's ``fs.inotify.max_user_instances``."""

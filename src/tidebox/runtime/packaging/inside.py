@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tidebox.errors import ExecFailed, PackageUnresolvable
-from tidebox.files.trees import TreeLimits, opened, walk
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Output
 from tidebox.model.launch import plan_command
@@ -21,6 +20,7 @@ from tidebox.runtime.images import Image
 from tidebox.runtime.machine import processors
 from tidebox.runtime.packaging.target import MAX_ANSWER
 from tidebox.runtime.packaging.tree import Tree
+from tidebox.untrusted_files.trees import TreeLimits, opened, walk
 
 Run = Callable[[Order, Sink, Switch | None, BoxFiles], Awaitable[Ending]]
 

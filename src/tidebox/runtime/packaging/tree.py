@@ -10,10 +10,10 @@ from collections.abc import Callable, Sized
 from pathlib import Path
 
 from tidebox.errors import InvalidImage, InvalidPackage, InvalidRequest
-from tidebox.files.ignore import Ignore
-from tidebox.files.staging import ArchiveKind, Stage, StageLimits
-from tidebox.files.trees import opened
 from tidebox.runtime.layers import Locked
+from tidebox.untrusted_files.ignore import Ignore
+from tidebox.untrusted_files.staging import ArchiveKind, Stage, StageLimits
+from tidebox.untrusted_files.trees import opened
 
 MAX_DEPTH = 40
 MAX_FILES = 200_000

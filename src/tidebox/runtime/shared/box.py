@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tidebox.errors import BoxGone, TideboxError
-from tidebox.files.trees import Tally, TreeLimits
 from tidebox.model.box import BoxSpec, Captured, CapturedTree, CaptureRule, Command
 from tidebox.model.events import Exited
 from tidebox.model.runtimes import Features
@@ -17,6 +16,7 @@ from tidebox.runtime.base import Box, Exec, Files
 from tidebox.runtime.link import Link, LinkExec, exec_request
 from tidebox.runtime.relay import Relay
 from tidebox.runtime.shared.workspace import Workspace
+from tidebox.untrusted_files.trees import Tally, TreeLimits
 from tidebox.wire.messages import ExecRequest
 
 # What the agent does itself, for the whole box: see tidebox.agent.processes.

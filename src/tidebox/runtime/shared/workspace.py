@@ -17,12 +17,12 @@ from pathlib import Path
 
 from tidebox.agent import trees
 from tidebox.errors import BoxGone, PayloadTooLarge, ProvisionFailed
-from tidebox.files.globs import Patience
-from tidebox.files.trees import Tally, TreeLimits, opened
 from tidebox.model.box import Captured, CapturedTree, CaptureRule
 from tidebox.model.events import Exited, Output
 from tidebox.runtime import capture
 from tidebox.runtime.link import Link, LinkExec
+from tidebox.untrusted_files.globs import Patience
+from tidebox.untrusted_files.trees import Tally, TreeLimits, opened
 from tidebox.wire.messages import ExecRequest
 
 _SEND, _RECEIVE, _RENEW = "tidebox:send", "tidebox:receive", "tidebox:renew"

@@ -25,8 +25,6 @@ from tidebox.broker.storage.local_workspace_store import LocalWorkspaceStore
 from tidebox.broker.storage.staging_area import LocalStagingArea
 from tidebox.broker.storage.uploads import UploadRules, Uploads
 from tidebox.broker.storage.workspaces import Workspaces
-from tidebox.files.staging import StageLimits
-from tidebox.files.trees import Tally, TreeLimits
 from tidebox.model.box import BoxSpec, CapturedFile, CapturedTree, CaptureRule
 from tidebox.model.events import Started
 from tidebox.model.launch import plan_code
@@ -36,6 +34,8 @@ from tidebox.model.run import Phase, Reason, Run, RunFacts
 from tidebox.model.switch import Switch
 from tidebox.runtime.base import NO_FILES, Box, BoxFiles, Runner
 from tidebox.store.base import Creation
+from tidebox.untrusted_files.staging import StageLimits
+from tidebox.untrusted_files.trees import Tally, TreeLimits
 
 FACTS = RunFacts(runtime="native", base_image="host", spec_version="1.0", policy_hash="x")
 

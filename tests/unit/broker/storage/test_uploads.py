@@ -24,10 +24,10 @@ from tidebox.broker.storage.staging_area import LocalStagingArea
 from tidebox.broker.storage.uploads import IncomingUpload, StagedFiles, UploadRules, Uploads
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.errors import Overloaded, StoreUnavailable
-from tidebox.files.staging import StageLimits
-from tidebox.files.trees import TreeLimits
 from tidebox.model.principal import Caller
 from tidebox.model.source import GitSource
+from tidebox.untrusted_files.staging import StageLimits
+from tidebox.untrusted_files.trees import TreeLimits
 
 
 async def there() -> None:

@@ -13,8 +13,8 @@ from tidebox.broker.storage import workspaces as module
 from tidebox.broker.storage.local_workspace_store import LocalWorkspaceStore
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.errors import Conflict, NotFound, PayloadTooLarge
-from tidebox.files import disk
-from tidebox.files.trees import TreeLimits
+from tidebox.untrusted_files import disk
+from tidebox.untrusted_files.trees import TreeLimits
 
 LIMITS = TreeLimits(max_bytes=1000, max_entries=20)
 

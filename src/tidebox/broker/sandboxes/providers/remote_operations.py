@@ -20,7 +20,6 @@ from tidebox.errors import (
     ServerProtocolError,
     TideboxError,
 )
-from tidebox.files.watching import Change, Kind
 from tidebox.model.box import Command
 from tidebox.model.events import Event, Exited, Output, Started
 from tidebox.model.launch import WORKSPACE
@@ -35,6 +34,7 @@ from tidebox.sdk.errors import ClientClosed, ConnectionLost
 from tidebox.sdk.message_socket import MessageSocket
 from tidebox.sdk.sandboxes.process import next_frame
 from tidebox.sdk.sandboxes.watch import AsyncWatch
+from tidebox.untrusted_files.watching import Change, Kind
 
 if TYPE_CHECKING:
     from tidebox.broker.sandboxes.providers.remote_sandbox import RemoteSandbox

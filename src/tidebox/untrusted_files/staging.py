@@ -15,12 +15,21 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tidebox.errors import InvalidImage, InvalidRequest, PayloadTooLarge
-from tidebox.files import ignore
-from tidebox.files.ignore import Ignore
-from tidebox.files.names import refuse, shown, split_name, too_much
-from tidebox.files.tarstream import DIRECTORY, HARDLINK, REGULAR, SYMLINK, Member, Readable, TarReader, decompress
-from tidebox.files.trees import NEW_FILE, OPEN_DIRECTORY, make_beneath
-from tidebox.files.zipstream import ZipReader
+from tidebox.untrusted_files import ignore
+from tidebox.untrusted_files.ignore import Ignore
+from tidebox.untrusted_files.names import refuse, shown, split_name, too_much
+from tidebox.untrusted_files.tarstream import (
+    DIRECTORY,
+    HARDLINK,
+    REGULAR,
+    SYMLINK,
+    Member,
+    Readable,
+    TarReader,
+    decompress,
+)
+from tidebox.untrusted_files.trees import NEW_FILE, OPEN_DIRECTORY, make_beneath
+from tidebox.untrusted_files.zipstream import ZipReader
 
 ArchiveKind = Literal["tar", "zip"]
 

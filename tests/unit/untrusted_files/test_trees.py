@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from tests.boxes import is_root
 from tidebox.errors import InvalidRequest, PayloadTooLarge
-from tidebox.files.ignore import MAX_PATTERNS, Ignore
-from tidebox.files.kinds import content_type, is_text
-from tidebox.files.trees import (
+from tidebox.model.box import CaptureRule
+from tidebox.runtime import capture
+from tidebox.untrusted_files.ignore import MAX_PATTERNS, Ignore
+from tidebox.untrusted_files.kinds import content_type, is_text
+from tidebox.untrusted_files.trees import (
     Tally,
     TreeLimits,
     copy_tree,
@@ -27,8 +29,6 @@ from tidebox.files.trees import (
     size_of,
     walk,
 )
-from tidebox.model.box import CaptureRule
-from tidebox.runtime import capture
 
 REFUSED = r"Not a directory|symbolic links|not a regular file|No such file"
 LIMITS = TreeLimits(max_bytes=1 << 20, max_entries=1000, max_depth=8)

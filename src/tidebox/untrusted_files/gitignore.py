@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tidebox.errors import InvalidRequest
-from tidebox.files.globs import Glob, Patience
+from tidebox.untrusted_files.globs import Glob, Patience
 
 FILE = ".gitignore"
 MAX_BYTES = 64 * 1024

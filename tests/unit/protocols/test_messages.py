@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tests.unit.messages import JSON, instances, json_like, structs
+from tests.unit.protocols.message_strategies import JSON, instances, json_like, structs
 from tidebox.api.access import answers, requests
 from tidebox.errors import InvalidRequest, ServerProtocolError
 from tidebox.protocols import access, codec, fathom

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit import archives
+from tests.unit.untrusted_files import archives
 from tidebox.errors import InvalidImage
-from tidebox.files import tarstream
-from tidebox.files.tarstream import Member, TarReader, decompress
+from tidebox.untrusted_files import tarstream
+from tidebox.untrusted_files.tarstream import Member, TarReader, decompress
 
 if sys.version_info >= (3, 14):
     from compression import zstd

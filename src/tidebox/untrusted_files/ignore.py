@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidebox.errors import InvalidRequest
-from tidebox.files.globs import Glob, Patience
+from tidebox.untrusted_files.globs import Glob, Patience
 
 FILE = ".dockerignore"
 ALWAYS = ("**/.git", "**/.hg", "**/.svn")

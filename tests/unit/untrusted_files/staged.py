@@ -11,8 +11,8 @@ import zlib
 from contextlib import closing
 from pathlib import Path
 
-from tidebox.files.ignore import ALWAYS, Ignore
-from tidebox.files.staging import ArchiveKind, Stage, StageLimits
+from tidebox.untrusted_files.ignore import ALWAYS, Ignore
+from tidebox.untrusted_files.staging import ArchiveKind, Stage, StageLimits
 
 LIMITS = StageLimits(max_bytes=1 << 20, max_files=50, max_depth=4)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tidebox.errors import LimitOutOfRange
-from tidebox.files.trees import MAX_DEPTH, OPEN_DIRECTORY
+from tidebox.untrusted_files.trees import MAX_DEPTH, OPEN_DIRECTORY
 
 MAX_DIRECTORIES = 2048
 """Watched at once; the kernel keeps about a kilobyte for each."""

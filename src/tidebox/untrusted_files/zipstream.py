@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tidebox.errors import InvalidRequest, PayloadTooLarge
-from tidebox.files.names import refuse
-from tidebox.files.tarstream import DIRECTORY, OTHER, REGULAR, SYMLINK, Member
+from tidebox.untrusted_files.names import refuse
+from tidebox.untrusted_files.tarstream import DIRECTORY, OTHER, REGULAR, SYMLINK, Member
 
 MAX_DIRECTORY_BYTES = 8 << 20
 

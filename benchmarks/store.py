@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from tidebox.model.artifact import Artifact
-from tidebox.model.listing import RunQuery
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import Usage
 from tidebox.model.run import Conclusion, Phase, Reason, Run, RunFacts, Transition, ended
+from tidebox.model.run_query import RunQuery
 from tidebox.store.base import Creation
 from tidebox.store.sql.store import SqliteStore
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from tidebox.errors import Forbidden, NotFound
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim, settle
-from tidebox.model.listing import RunPage, RunQuery, searched
-from tidebox.model.moments import iso_time
 from tidebox.model.node import NOBODY, Owner
 from tidebox.model.run import (
     NODE_LOST,
@@ -27,10 +25,12 @@ from tidebox.model.run import (
     ended,
     taken_over,
 )
+from tidebox.model.run_query import RunPage, RunQuery, searched
+from tidebox.model.run_series import Course
+from tidebox.model.run_totals import Summary, Totals
 from tidebox.model.sandbox import Binding, SandboxState
-from tidebox.model.series import Course
 from tidebox.model.session import Session, SessionState
-from tidebox.model.summary import Summary, Totals
+from tidebox.model.timestamps import iso_time
 from tidebox.store.base import (
     Beat,
     BindingCreation,

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from tidebox.errors import InvalidRequest
 from tidebox.model.languages import BUILT_IN, Languages
 from tidebox.model.node import is_node_id
-from tidebox.model.providers import RemoteServer, read_servers
+from tidebox.model.remote_servers import RemoteServer, read_servers
 from tidebox.model.runtimes import BOUNDARIES
 
 if TYPE_CHECKING:
-    from tidebox.model.outward import EgressAsk
+    from tidebox.model.requested_egress import RequestedEgress
 
 PREFIX = "SANDBOX_"
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -189,13 +189,13 @@ def _role_capabilities(text: str) -> tuple[str, ...]:
     return found
 
 
-def _egress_allowlist(text: str) -> EgressAsk | None:
+def _egress_allowlist(text: str) -> RequestedEgress | None:
     import json
 
-    from tidebox.model.outward import read_ask
+    from tidebox.model.requested_egress import read_requested_egress
 
     try:
-        found = read_ask(json.loads(text))
+        found = read_requested_egress(json.loads(text))
     except InvalidRequest as error:
         raise ValueError(error.message) from None
     except (ValueError, RecursionError):
@@ -514,7 +514,7 @@ class Settings:
         _network_policy,
         "deny_all",
     )
-    egress_allowlist: EgressAsk | None = _setting(
+    egress_allowlist: RequestedEgress | None = _setting(
         'What programs may reach that ask for a network: JSON such as {"hosts": ["*.example.com"], "cidrs": [], '
         '"ips": [], "packages": true}. Without it a server lets nobody out, and `tidebox run` lets a program reach '
         "what its user names.",

@@ -18,16 +18,16 @@ from tidebox.config import Settings, load_settings, mirror_environment, package_
 from tidebox.errors import InvalidRequest, StartupTimeout, TideboxError
 from tidebox.model.box import BoxSpec, CaptureRule
 from tidebox.model.events import EgressSeen, Event, Output
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.ids import new_id
 from tidebox.model.images import HOST
 from tidebox.model.languages import Cell, Languages
 from tidebox.model.launch import WORKSPACE, Launch, inside_workspace, plan_code, plan_command
 from tidebox.model.limits import KIB, MIB, Limits, make_limits
-from tidebox.model.order import Ending, Order, Sink
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.packages import NO_PACKAGES, Packages, packages_of, policy_of
 from tidebox.model.result import Result
-from tidebox.model.runtimes import Report, Start
-from tidebox.model.switch import Switch
+from tidebox.model.runtimes import RuntimeReport, Start
 from tidebox.runtime.base import Box, DockerSettings, EgressSettings, GvisorSettings, Runtime, RuntimeSettings
 from tidebox.runtime.driver import Driver
 from tidebox.runtime.images import IMAGES, check_importable
@@ -40,8 +40,8 @@ from tidebox.runtime.registry import load
 from tidebox.runtime.runners import Runners, RuntimeRunner, Tell
 
 if TYPE_CHECKING:
-    from tidebox.model.outward import BoxEgress, EgressAsk, EgressRules
     from tidebox.model.recipes import Recipe
+    from tidebox.model.requested_egress import BoxEgress, EgressRules, RequestedEgress
     from tidebox.runtime.packaging.packager import Packager
 
 _log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class Engine:
             except TideboxError as error:
                 _log.warning("SANDBOX_WARM_IMAGES: %s", error.message)
 
-    async def probe(self) -> Report:
+    async def probe(self) -> RuntimeReport:
         """Probe which guarantees the runtime enforces here; StartupTimeout if it takes longer than a start may."""
         seconds = self.settings.default_startup_timeout_sec
         limit = asyncio.timeout(seconds)
@@ -226,20 +226,20 @@ class Engine:
         runtime: str | None = None,
         image: str = HOST,
         packages: Packages = NO_PACKAGES,
-        egress: EgressAsk | None = None,
+        egress: RequestedEgress | None = None,
         stdin: bytes | AsyncIterator[bytes] | None = None,
         files: Mapping[str, bytes] | None = None,
         artifacts: Iterable[str] = (),
-        cancel: Switch | None = None,
+        cancel: OneShotFlag | None = None,
         on_egress: Callable[[EgressSeen], None] | None = None,
-    ) -> Ending:
+    ) -> ExecutionOutcome:
         """Run one program in a fresh box; raises ``RuntimeUnavailable`` where there is no runtime of that name."""
         if packages:
             policy_of(self.settings.packages, owner=True).check(packages)
         patterns = tuple(artifacts)
         # The file that holds the code is ours, not something the program made.
         main = launch.program.path.removeprefix(WORKSPACE + "/") if launch.program.source else ""
-        order = Order(
+        order = ExecutionRequest(
             launch=launch,
             spec=BoxSpec(
                 runtime=runtime,
@@ -256,7 +256,7 @@ class Engine:
         )
         return await self.runners.run(order, sink, cancel)
 
-    async def _way_out(self, ask: EgressAsk) -> BoxEgress:
+    async def _way_out(self, ask: RequestedEgress) -> BoxEgress:
         """Decide the egress of a program whose user is the operator."""
 
         def agree() -> BoxEgress:
@@ -425,13 +425,13 @@ class ProgramRunner(Protocol):
         runtime: str | None = None,
         image: str = HOST,
         packages: Packages = NO_PACKAGES,
-        egress: EgressAsk | None = None,
+        egress: RequestedEgress | None = None,
         stdin: bytes | AsyncIterator[bytes] | None = None,
         files: Mapping[str, bytes] | None = None,
         artifacts: Iterable[str] = (),
-        cancel: Switch | None = None,
+        cancel: OneShotFlag | None = None,
         on_egress: Callable[[EgressSeen], None] | None = None,
-    ) -> Ending:
+    ) -> ExecutionOutcome:
         """Run one program; its events go to ``sink`` as they come."""
 
 
@@ -450,7 +450,7 @@ async def run_on(
     packages: Packages | Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     egress: Sequence[str] | Mapping[str, Any] | None = None,
     on_egress: Callable[[EgressSeen], None] | None = None,
-    cancel: Switch | None = None,
+    cancel: OneShotFlag | None = None,
     **limits: Any,
 ) -> Result:
     """Run code, or a command, on ``engine`` and collect its output."""
@@ -490,11 +490,11 @@ async def run_on(
     )
 
 
-def _ask_of(given: Sequence[str] | Mapping[str, Any]) -> EgressAsk:
+def _ask_of(given: Sequence[str] | Mapping[str, Any]) -> RequestedEgress:
     # Few need it, and it takes its time to load.
-    from tidebox.model.outward import ask_of
+    from tidebox.model.requested_egress import requested_egress_of
 
-    return ask_of(given)
+    return requested_egress_of(given)
 
 
 def call_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Answer]) -> Answer:
@@ -593,7 +593,7 @@ class RunOptions(TypedDict, total=False):
     """Egress of the program: hosts, or an object as requests have it; nothing where it is not given."""
     on_egress: Callable[[EgressSeen], None] | None
     """Hears of the connections that it makes and is denied."""
-    cancel: Switch | None
+    cancel: OneShotFlag | None
     timeout: float | None
     memory: int | None
     pids: int | None

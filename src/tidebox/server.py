@@ -28,8 +28,8 @@ from tidebox.errors import Conflict, GuaranteeMissing, InvalidRequest, RuntimeUn
 from tidebox.model.box import BoxSpec
 from tidebox.model.images import HOST
 from tidebox.model.limits import MIB, Limits
-from tidebox.model.policy import Policy, Request, terms_of
-from tidebox.model.runtimes import Report, Runtimes
+from tidebox.model.policy import Policy, ResourceRequest, terms_of
+from tidebox.model.runtimes import RuntimeCatalog, RuntimeReport
 from tidebox.runtime.base import Runtime
 from tidebox.runtime.machine import processors
 from tidebox.runtime.offers import Images, Offers
@@ -95,7 +95,7 @@ class _Stop:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
 
-    async def comes_after(self, work: asyncio.Task[Report]) -> bool:
+    async def comes_after(self, work: asyncio.Task[RuntimeReport]) -> bool:
         """Wait for ``work``; False, and it is cancelled, if the server is to stop first."""
         asked = asyncio.create_task(self.asked.wait())
         await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,7 +122,7 @@ async def _run(settings: Settings, data_dir: DataDir, sock: socket.socket, guest
     survey: Survey | None = None
     offers = Offers(engine.runners)
     try:
-        runtimes = Runtimes(engine.runners.resolve, image_with=engine.runners.image_with)
+        runtimes = RuntimeCatalog(engine.runners.resolve, image_with=engine.runners.image_with)
         survey = Survey(engine.runners, runtimes, settings.default_startup_timeout_sec)
         probing = survey.begin(settings.default_runtime)
         # What makes boxes starts, as a program of its own, while this one loads the rest of itself.
@@ -166,7 +166,9 @@ async def _give_way(membership: Membership, stop: _Stop) -> None:
     stop.asked.set()
 
 
-def _compose(settings: Settings, data_dir: DataDir, engine: Engine, runtimes: Runtimes, offers: Offers) -> Services:
+def _compose(
+    settings: Settings, data_dir: DataDir, engine: Engine, runtimes: RuntimeCatalog, offers: Offers
+) -> Services:
     from tidebox.api.health import HealthEndpoint
     from tidebox.api.log_followers import LogFollowerQuota
     from tidebox.api.metrics import Levels, ServerMetrics
@@ -429,7 +431,7 @@ def _policy(settings: Settings) -> Policy:
 
 def _service_shape(policy: Policy) -> BoxSpec:
     """Return the box spec that runs of the interpreter service share."""
-    limits = terms_of(dataclasses.replace(policy, network_default="deny_all"), Request()).limits(policy)
+    limits = terms_of(dataclasses.replace(policy, network_default="deny_all"), ResourceRequest()).limits(policy)
     return BoxSpec(limits=limits, executable=not policy.workspace_noexec)
 
 
@@ -508,7 +510,7 @@ async def _drain(services: Services, app: Application) -> None:
     await app.close()
 
 
-def _require_guarantees(report: Report, runtime: Runtime, settings: Settings) -> None:
+def _require_guarantees(report: RuntimeReport, runtime: Runtime, settings: Settings) -> None:
     if not settings.enable_execution:
         return
     if not report.available and runtime.external:
@@ -562,7 +564,7 @@ def _address(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _banner(settings: Settings, data_dir: DataDir, sock: socket.socket, report: Report) -> str:
+def _banner(settings: Settings, data_dir: DataDir, sock: socket.socket, report: RuntimeReport) -> str:
     host = sock.getsockname()[0]
     key = "as SANDBOX_API_KEY says" if settings.api_key else str(data_dir.key_file)
     missing = [finding.guarantee.value for finding in report.missing]

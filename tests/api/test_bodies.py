@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 from tests.api.conftest import NO_CELLS, RunningServer
+from tidebox.model.command_size import MAX_WORD_BYTES
 from tidebox.model.limits import KIB, MIB
-from tidebox.model.words import MAX_WORD_BYTES
 
 RUNS = "/api/v1/sandbox/runs"
 SESSIONS = "/api/v1/sandbox/sessions"

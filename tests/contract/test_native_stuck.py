@@ -275,11 +275,11 @@ def test_the_library_call_raises_and_the_process_ends(tmp_path: Path) -> None:
 
 
 async def test_cancelling_a_start_that_hangs_ends_it(runner: BoxRunner) -> None:
-    from tidebox.model.switch import Switch
+    from tidebox.model.one_shot_flag import OneShotFlag
 
     (spawner,) = parts(runner)["spawner"]
     os.kill(spawner, signal.SIGSTOP)
-    cancel = Switch()
+    cancel = OneShotFlag()
     run = runner.submit(run_on(runner.engine, "print(1)", cancel=cancel))
     await asyncio.sleep(0.2)
     set_it: Callable[[], None] = cancel.set

@@ -24,9 +24,9 @@ from tidebox.embedded import Collector, Engine, run_on
 from tidebox.errors import PolicyUnsupported, RuntimeUnavailable, TideboxError
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.events import Exited
-from tidebox.model.outward import EgressRules
-from tidebox.model.policy import Policy, Request
-from tidebox.model.runtimes import BOUNDARIES, Features, Report, ResolvedImage, RuntimeInfo, Runtimes
+from tidebox.model.policy import Policy, ResourceRequest
+from tidebox.model.requested_egress import EgressRules
+from tidebox.model.runtimes import BOUNDARIES, Features, ResolvedImage, RuntimeCatalog, RuntimeInfo, RuntimeReport
 from tidebox.runtime import registry
 from tidebox.runtime.base import Box
 from tidebox.runtime.native.runtime import NativeRuntime
@@ -59,9 +59,9 @@ class Foreign(OtherRuntime):
     def resolve(self, image: str) -> ResolvedImage:
         return ResolvedImage(image, "")
 
-    async def probe(self) -> Report:
+    async def probe(self) -> RuntimeReport:
         self.probed += 1
-        return Report(self.name, self.works, (), None if self.works else "it is down")
+        return RuntimeReport(self.name, self.works, (), None if self.works else "it is down")
 
     async def open(self, spec: BoxSpec, **options: Any) -> Box:
         if not self.works:
@@ -135,9 +135,9 @@ def test_what_needs_linux_is_not_there_elsewhere(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_run_is_run_by_the_runtime_it_asks_for(engine: Engine) -> None:
-    runtimes = Runtimes(engine.runners.resolve, registry.known())
+    runtimes = RuntimeCatalog(engine.runners.resolve, registry.known())
     asked = RequestedRun(
-        spec_version="1.0", command=["echo", "hello"], asked=Request(), runtime="other", base_image="host"
+        spec_version="1.0", command=["echo", "hello"], asked=ResourceRequest(), runtime="other", base_image="host"
     )
     facts, work = Planner(Policy(), runtimes, EgressRules()).plan(asked, None, ANYBODY)
     # As a server does that takes it up after a restart.
@@ -245,7 +245,7 @@ async def test_a_runtime_without_the_image_host_gets_that_of_the_language(
 async def test_one_that_comes_and_goes_is_probed_again_when_it_is_asked_for(engine: Engine) -> None:
     foreign = engine.runners["foreign"].runtime
     assert isinstance(foreign, Foreign)
-    runtimes = Runtimes(engine.runners.resolve)
+    runtimes = RuntimeCatalog(engine.runners.resolve)
     survey = Survey(engine.runners, runtimes, patience=20)
     examining = survey.begin("foreign")
     # Until it is known it is not refused.
@@ -269,19 +269,19 @@ async def test_one_that_comes_and_goes_is_probed_again_when_it_is_asked_for(engi
     await survey.close()
 
 
-def available(runtimes: Runtimes, name: str) -> bool:
+def available(runtimes: RuntimeCatalog, name: str) -> bool:
     return any(info.name == name and info.available for info in runtimes.infos)
 
 
 async def test_a_probe_that_does_not_end_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hang(self: Foreign) -> Report:
+    async def hang(self: Foreign) -> RuntimeReport:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("that does not end")
 
     monkeypatch.setattr(Foreign, "probe", hang)
-    runtimes = Runtimes(engine.runners.resolve)
+    runtimes = RuntimeCatalog(engine.runners.resolve)
     survey = Survey(engine.runners, runtimes, patience=0.05)
-    assert await survey.begin("foreign") == Report("foreign", False, (), "it did not answer within 0.05 s")
+    assert await survey.begin("foreign") == RuntimeReport("foreign", False, (), "it did not answer within 0.05 s")
     assert not available(runtimes, "foreign")
     await survey.close()
 
@@ -305,7 +305,7 @@ DOWN = RuntimeInfo(name="down", available=False, boundary="user_kernel")
     ],
 )
 def test_a_boundary_that_is_demanded_chooses_the_runtime(boundary: str, wanted: str | None, found: str) -> None:
-    runtimes = Runtimes(no_image, (WEAK, MIDDLE, DOWN, STRONG))
+    runtimes = RuntimeCatalog(no_image, (WEAK, MIDDLE, DOWN, STRONG))
     assert runtimes.choose(wanted, "weak", boundary).name == found
 
 
@@ -315,7 +315,7 @@ def no_image(*_: str) -> ResolvedImage:
 
 def test_a_boundary_that_there_is_not() -> None:
     asked: list[str] = []
-    runtimes = Runtimes(no_image, (WEAK, MIDDLE, DOWN), asked.append)
+    runtimes = RuntimeCatalog(no_image, (WEAK, MIDDLE, DOWN), asked.append)
     with pytest.raises(PolicyUnsupported) as weak:
         runtimes.choose("weak", "weak", "container")
     assert (weak.value.details["required"], weak.value.details["suggested"]) == ("container", ["middle"])
@@ -328,11 +328,13 @@ def test_a_boundary_that_there_is_not() -> None:
 
 @pytest.mark.parametrize(("trust", "runtime"), [("standard", "weak"), ("untrusted", "middle")])
 def test_untrusted_runs_get_the_boundary_that_the_policy_demands(trust: str, runtime: str) -> None:
-    runtimes = Runtimes(lambda _, image, __: ResolvedImage(image, ""), (WEAK, MIDDLE))
+    runtimes = RuntimeCatalog(lambda _, image, __: ResolvedImage(image, ""), (WEAK, MIDDLE))
     policy = Policy(default_runtime="weak", untrusted_boundary="container")
-    order = RequestedRun(spec_version="1.0", command=["true"], asked=Request(trust_level=trust), base_image="host")
+    order = RequestedRun(
+        spec_version="1.0", command=["true"], asked=ResourceRequest(trust_level=trust), base_image="host"
+    )
     planner = Planner(policy, runtimes, EgressRules())
     facts, work = planner.plan(order, None, ANYBODY)
     assert facts.runtime == work.spec.runtime == runtime
     with pytest.raises(PolicyUnsupported):
-        planner.plan(replace(order, runtime="weak", asked=Request(trust_level="untrusted")), None, ANYBODY)
+        planner.plan(replace(order, runtime="weak", asked=ResourceRequest(trust_level="untrusted")), None, ANYBODY)

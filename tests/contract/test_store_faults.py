@@ -33,10 +33,10 @@ from tidebox.errors import QuotaExceeded, StoreInDoubt, StoreUnavailable
 from tidebox.model.box import BoxSpec
 from tidebox.model.idempotency import Claim
 from tidebox.model.launch import plan_code
-from tidebox.model.listing import RunQuery
 from tidebox.model.log import Ended
 from tidebox.model.node import NOBODY, Owner
 from tidebox.model.run import Phase, RunFacts
+from tidebox.model.run_query import RunQuery
 from tidebox.store import migrations
 from tidebox.store.base import Creation, Holdings, SessionCreation, SessionQuery
 from tidebox.store.sql.rows import record_of, run_row

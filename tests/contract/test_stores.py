@@ -18,8 +18,6 @@ from tidebox.errors import Forbidden, IdempotencyConflict, InvalidRequest, NotFo
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Claim
 from tidebox.model.ids import new_id
-from tidebox.model.listing import RunQuery
-from tidebox.model.moments import iso_time
 from tidebox.model.node import NOBODY
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import Usage
@@ -33,10 +31,12 @@ from tidebox.model.run import (
     Transition,
     ended,
 )
+from tidebox.model.run_query import RunQuery
+from tidebox.model.run_series import Course
+from tidebox.model.run_totals import Totals
 from tidebox.model.sandbox import Binding, SandboxState, Scope, ScopeType
-from tidebox.model.series import Course
 from tidebox.model.session import Session, SessionState
-from tidebox.model.summary import Totals
+from tidebox.model.timestamps import iso_time
 from tidebox.store.base import BindingCreation, Creation, Holdings, SessionCreation, SessionQuery, Store
 
 

@@ -23,11 +23,11 @@ from tidebox.config import load_settings
 from tidebox.embedded import Collector, Engine
 from tidebox.errors import BoxGone, RuntimeUnavailable, StartupTimeout, UnknownImage
 from tidebox.model.box import BoxSpec
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest
 from tidebox.model.launch import plan_command
 from tidebox.model.limits import Limits
-from tidebox.model.order import Ending, Order
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.result import Outcome
-from tidebox.model.switch import Switch
 from tidebox.runtime.docker.endpoint import parse_endpoint
 from tidebox.runtime.docker.engine import Engine as DockerEngine
 from tidebox.runtime.docker.removal import Removal
@@ -53,15 +53,15 @@ async def engine(docker_daemon: Daemon, tmp_path: Path) -> AsyncIterator[Engine]
     await engine.close()
 
 
-def order(*command: str, startup_timeout: float = patient(60.0), image: str = BUSYBOX_IMAGE) -> Order:
-    return Order(
+def order(*command: str, startup_timeout: float = patient(60.0), image: str = BUSYBOX_IMAGE) -> ExecutionRequest:
+    return ExecutionRequest(
         launch=plan_command(command),
         spec=BoxSpec(image=image, limits=Limits(timeout=60)),
         startup_timeout=startup_timeout,
     )
 
 
-async def run(engine: Engine, *command: str, cancel: Switch | None = None) -> Ending:
+async def run(engine: Engine, *command: str, cancel: OneShotFlag | None = None) -> ExecutionOutcome:
     return await engine.runners.run(order(*command), Collector(), cancel)
 
 
@@ -79,7 +79,7 @@ async def nothing_stays(daemon: Daemon) -> None:
             await asyncio.sleep(0.05)
 
 
-async def one_runs(engine: Engine, daemon: Daemon) -> asyncio.Task[Ending]:
+async def one_runs(engine: Engine, daemon: Daemon) -> asyncio.Task[ExecutionOutcome]:
     """A program that sleeps, once its container is there."""
     started = asyncio.Event()
 
@@ -155,7 +155,7 @@ async def test_an_engine_that_is_slow_keeps_nobody_and_leaves_nothing(docker_dae
         slow.open.clear()
         with pytest.raises(StartupTimeout):
             await engine.runners.run(order("true", startup_timeout=0.3), Collector())
-        cancel = Switch()
+        cancel = OneShotFlag()
         starting = asyncio.create_task(run(engine, "true", cancel=cancel))
         await asyncio.sleep(0.1)
         cancel.set()
@@ -293,7 +293,7 @@ async def test_volumes_of_other_versions_go_when_nobody_uses_them(engine: Engine
 
 
 async def test_a_cancelled_program_is_over_at_once(engine: Engine, docker_daemon: Daemon) -> None:
-    cancel = Switch()
+    cancel = OneShotFlag()
     running = asyncio.create_task(run(engine, "sleep", "20", cancel=cancel))
     while not await containers(docker_daemon):  # noqa: ASYNC110
         await asyncio.sleep(0.01)

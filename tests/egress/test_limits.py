@@ -19,8 +19,8 @@ from tests.patience import patient
 from tidebox.errors import BoxGone
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.events import Output
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.result import Outcome
-from tidebox.model.switch import Switch
 from tidebox.runtime.base import Box, Exec
 
 MIB = 1 << 20
@@ -72,7 +72,7 @@ def test_connections_of_all_boxes_are_bounded(strict: Machine) -> None:
 
     async def both() -> tuple[str, str, str]:
         told = asyncio.Event()
-        cancel = Switch()
+        cancel = OneShotFlag()
         first = asyncio.create_task(
             strict.arun(HOLD + "\ntime.sleep(600)", ONLY_ONE, cancel=cancel, on_output=lambda _: told.set())
         )
@@ -138,7 +138,7 @@ def test_a_cancelled_run_leaves_no_connection(machine: Machine) -> None:
 
     async def cancelled() -> Outcome:
         told = asyncio.Event()
-        cancel = Switch()
+        cancel = OneShotFlag()
         program = HOLD + "\nimport signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
         run = asyncio.create_task(machine.arun(program, ONLY_ONE, cancel=cancel, on_output=lambda _: told.set()))
         await told.wait()
@@ -294,7 +294,7 @@ def test_slow_servers_and_floods_do_not_hold_up_a_neighbour(machine: Machine) ->
 
     async def beside() -> list[str]:
         ready = asyncio.Event()
-        cancel = Switch()
+        cancel = OneShotFlag()
         attacker = asyncio.create_task(
             machine.arun(flood, ONLY_ONE, cancel=cancel, on_output=lambda _: ready.set(), timeout=600)
         )
@@ -325,7 +325,7 @@ def test_names_that_nobody_answers_do_not_hold_up_a_neighbour(machine: Machine) 
 
     async def beside() -> list[tuple[str, float]]:
         ready = asyncio.Event()
-        cancel = Switch()
+        cancel = OneShotFlag()
         lists = rules(ALL, {"hosts": ["*.quiet.example.com"]})
         attacker = asyncio.create_task(
             machine.arun(flood, lists, cancel=cancel, on_output=lambda _: ready.set(), timeout=600)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.egress.world import ONE, Machine
 from tidebox.egress.mirrors import find_mirrors
 from tidebox.model.egress import allowlist_of
-from tidebox.model.outward import EgressRules, read_ask
+from tidebox.model.requested_egress import EgressRules, read_requested_egress
 
 PORT = 8088
 
@@ -98,7 +98,7 @@ def test_pip_gets_packages_from_its_mirror_and_nothing_from_elsewhere(machine: M
     machine.do(begin())
     mirrors = find_mirrors(configured(tmp_path))
     rules = EgressRules(server=allowlist_of({"hosts": ["*.example.com"]}), find_mirrors=lambda: mirrors)
-    egress = rules.agree([read_ask({"packages": True})], user="", owner=True)
+    egress = rules.agree([read_requested_egress({"packages": True})], user="", owner=True)
     install = "unset PIP_EXTRA_INDEX_URL; python3 -m pip install --no-cache-dir --target lib tides >&2 && "
     ran = machine.run(
         ["sh", "-c", install + "python3 -c 'import sys; sys.path.insert(0, \"lib\"); import tides; print(tides.HIGH)'"],

@@ -19,8 +19,8 @@ from tests.egress.world import ECHO, NAMES, ONE
 from tests.patience import patient
 from tidebox.model.egress import allowlist_of
 from tidebox.model.injection import SecretInfo, Secrets
-from tidebox.model.outward import EgressRules, read_ask
-from tidebox.model.switch import Switch
+from tidebox.model.one_shot_flag import OneShotFlag
+from tidebox.model.requested_egress import EgressRules, read_requested_egress
 
 
 def requests_library() -> dict[str, bytes]:
@@ -103,7 +103,7 @@ def test_a_secret_arrives_and_is_nowhere_in_the_box(vault: Vault) -> None:
     placeholder = egress.injection.placeholders[0][0].encode()
     before = len(vault.requests)
     ready: queue.Queue[bytes] = queue.Queue()
-    cancel = Switch()
+    cancel = OneShotFlag()
     running = vault.machine.submit(
         vault.machine.arun(
             ["python3", "main.py"],
@@ -251,7 +251,7 @@ def test_a_server_that_cannot_be_verified_hears_nothing(vault: Vault) -> None:
     known = Secrets({"ONE_KEY": SecretInfo(name="ONE_KEY", hosts=("false.example.com",))})
     rules = EgressRules(server=allowlist_of({"hosts": ["*.example.com"]}), secrets=known)
     assert "false.example.com" not in NAMES
-    ask = read_ask({"headers": [{**HEADER, "host": "false.example.com"}]})
+    ask = read_requested_egress({"headers": [{**HEADER, "host": "false.example.com"}]})
     count = len(vault.requests)
     ran = vault.machine.run(
         curl(f"https://false.example.com:{PORT}/"), rules.agree([ask], user="", owner=True, box="false")

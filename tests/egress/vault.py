@@ -13,7 +13,7 @@ from typing import Any
 from tests.egress.world import ONE, TWO, Machine
 from tidebox.egress import secrets
 from tidebox.model.egress import allowlist_of
-from tidebox.model.outward import BoxEgress, EgressRules, read_ask
+from tidebox.model.requested_egress import BoxEgress, EgressRules, read_requested_egress
 
 VALUE, OTHER = "s3cr3t-of-the-operator-5d41402abc4b", "another-one-7215ee9c7d9d"
 AWS = "wJalrXUtnFEMI-K7MDENG-bPxRfiCYEXAMPLEKEY"
@@ -97,7 +97,7 @@ class Vault:
     def egress(self, **ask: Any) -> BoxEgress:
         """The rules of one box."""
         asked = {"hosts": ["one.example.com", "two.example.com"], **ask}
-        return self.rules.agree([read_ask(asked)], user="", owner=True, box=f"b{next(self._boxes)}")
+        return self.rules.agree([read_requested_egress(asked)], user="", owner=True, box=f"b{next(self._boxes)}")
 
     def heard(self) -> bytes:
         """The last request."""

@@ -30,11 +30,11 @@ from tidebox.config import session_environment
 from tidebox.model.box import BoxSpec
 from tidebox.model.egress import EgressPolicy, allowlist_of
 from tidebox.model.events import EgressSeen, Event, Output
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest
 from tidebox.model.launch import Launch, plan_code, plan_command
 from tidebox.model.limits import Limits, make_limits
-from tidebox.model.order import Ending, Order
-from tidebox.model.outward import BoxEgress
-from tidebox.model.switch import Switch
+from tidebox.model.one_shot_flag import OneShotFlag
+from tidebox.model.requested_egress import BoxEgress
 from tidebox.runtime.base import EgressSettings, RuntimeSettings
 from tidebox.runtime.driver import Driver
 from tidebox.runtime.native.runtime import NativeRuntime
@@ -301,7 +301,7 @@ def _trickle(sock: socket.socket) -> None:
 class Ran:
     """What came of a program."""
 
-    ending: Ending
+    ending: ExecutionOutcome
     out: str
     err: str
     seen: list[EgressSeen]
@@ -410,7 +410,7 @@ class Machine:
         language: str = "python",
         files: dict[str, bytes] | None = None,
         env: dict[str, str] | None = None,
-        cancel: Switch | None = None,
+        cancel: OneShotFlag | None = None,
         on_output: Callable[[bytes], None] | None = None,
         **limits: Any,
     ) -> Ran:
@@ -427,7 +427,7 @@ class Machine:
                     on_output(event.data)
 
         limits.setdefault("timeout", patient(30.0))
-        order = Order(
+        order = ExecutionRequest(
             launch=launch,
             spec=BoxSpec(limits=make_limits(**limits), egress=egress),
             files={f"/workspace/{name}": content for name, content in (files or {}).items()},

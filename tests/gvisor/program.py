@@ -18,7 +18,7 @@ import pytest
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
 from tidebox.errors import RuntimeUnavailable
-from tidebox.model.runtimes import Report
+from tidebox.model.runtimes import RuntimeReport
 from tidebox.runtime.gvisor import runsc
 
 _VARIABLE = "TIDEBOX_TEST_RUNSC"
@@ -70,7 +70,7 @@ def _find_problem() -> str | None:
     return None if report.available else report.reason
 
 
-async def _probe(path: str) -> Report:
+async def _probe(path: str) -> RuntimeReport:
     with tempfile.TemporaryDirectory(prefix="tidebox-gvisor-") as directory:
         settings = load_settings(data_dir=Path(directory), default_runtime="gvisor", gvisor_runsc=path)
         engine = Engine(settings, pool=False)

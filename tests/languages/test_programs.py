@@ -11,10 +11,10 @@ from tests.languages.conftest import LANGUAGES
 from tests.languages.programs import PROGRAMS
 from tests.patience import patient
 from tidebox.embedded import Collector
+from tidebox.model.execution_request import ExecutionOutcome
 from tidebox.model.languages import BUILT_IN
 from tidebox.model.launch import plan_code
 from tidebox.model.limits import GIB, MIB, Limits
-from tidebox.model.order import Ending
 from tidebox.model.result import Outcome
 from tidebox.runtime.diagnostics import Diagnostics
 
@@ -42,7 +42,9 @@ def test_a_program_has_its_arguments(languages_runner: BoxRunner, language: str)
     output = Collector()
     launch = plan_code(language, PROGRAMS[language].greeting, arguments=["a b", "{file}"])
     limits = Limits(memory=GIB, compile_timeout=patient(100.0), timeout=patient(60.0), pids=512)
-    ending: Ending = languages_runner.submit(languages_runner.engine.run(launch, output, limits=limits)).result()
+    ending: ExecutionOutcome = languages_runner.submit(
+        languages_runner.engine.run(launch, output, limits=limits)
+    ).result()
     assert ending.exit_code == 3
     assert b"".join(output.parts["stdout"]).decode() == "hello a b {file}\n"
 

@@ -12,11 +12,11 @@ from tests.runtimes import native_only
 from tidebox.embedded import Collector
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Started
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest
 from tidebox.model.launch import plan_code
 from tidebox.model.limits import GIB, MIB, Limits
-from tidebox.model.order import Ending, Order
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.result import Outcome
-from tidebox.model.switch import Switch
 
 HEAD = """#include <errno.h>
 #include <stdio.h>
@@ -58,17 +58,19 @@ int main(int count, char **words) {
 )
 
 
-async def _run(runner: BoxRunner, launch, **spec: object) -> tuple[Ending, str]:  # type: ignore[no-untyped-def]
+async def _run(runner: BoxRunner, launch, **spec: object) -> tuple[ExecutionOutcome, str]:  # type: ignore[no-untyped-def]
     output = Collector()
     limits = Limits(timeout=patient(30.0), memory=512 * MIB, compile_timeout=patient(60.0))
-    order = Order(launch=launch, spec=BoxSpec(limits=limits, **spec))  # type: ignore[arg-type]
+    order = ExecutionRequest(launch=launch, spec=BoxSpec(limits=limits, **spec))  # type: ignore[arg-type]
     ending = await runner.engine.runners.run(order, output)
     return ending, b"".join(output.parts["stdout"]).decode()
 
 
-def run(runner: BoxRunner, launch, **spec: object) -> tuple[Ending, str]:  # type: ignore[no-untyped-def]
+def run(runner: BoxRunner, launch, **spec: object) -> tuple[ExecutionOutcome, str]:  # type: ignore[no-untyped-def]
     """Run in a box as the interpreter service has them: nothing in the workspace can be executed."""
-    done: tuple[Ending, str] = runner.submit(_run(runner, launch, **{"executable": False, **spec})).result(patient(100))
+    done: tuple[ExecutionOutcome, str] = runner.submit(_run(runner, launch, **{"executable": False, **spec})).result(
+        patient(100)
+    )
     return done
 
 
@@ -132,12 +134,12 @@ def test_a_compiler_is_confined_as_programs_are(languages_runner: BoxRunner) -> 
 
 
 def test_cancelling_ends_a_compiler(languages_runner: BoxRunner) -> None:
-    async def cancelled() -> Ending:
-        cancel = Switch()
+    async def cancelled() -> ExecutionOutcome:
+        cancel = OneShotFlag()
         # Expanding it takes longer than anybody waits, and little memory for most of that.
         code = "#define A(x) x x\n#define B(x) A(A(A(A(A(x)))))\n#define C(x) B(B(B(B(x))))\nint main() { C(C(;)) }"
         limits = Limits(timeout=patient(30.0), memory=GIB, compile_timeout=patient(60.0))
-        order = Order(launch=plan_code("c", code), spec=BoxSpec(limits=limits))
+        order = ExecutionRequest(launch=plan_code("c", code), spec=BoxSpec(limits=limits))
 
         async def sink(event: Event) -> None:
             if isinstance(event, Started):
@@ -145,5 +147,5 @@ def test_cancelling_ends_a_compiler(languages_runner: BoxRunner) -> None:
 
         return await languages_runner.engine.runners.run(order, sink, cancel)
 
-    ending: Ending = languages_runner.submit(cancelled()).result(patient(60))
+    ending: ExecutionOutcome = languages_runner.submit(cancelled()).result(patient(60))
     assert (ending.outcome, ending.exit_code) == (Outcome.CANCELLED, None)

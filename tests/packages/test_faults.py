@@ -25,7 +25,7 @@ from tests.packages.conftest import Box
 from tests.packages.index import Index
 from tidebox.embedded import Engine, run_on
 from tidebox.errors import FetchFailed, PackageUnresolvable
-from tidebox.model.switch import Switch
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.runtime.images import ImageStore
 from tidebox.runtime.layers import LayerStore
 from tidebox.runtime.packaging import making
@@ -131,7 +131,7 @@ def test_an_index_that_is_not_there(box: Box) -> None:
 
 
 def test_a_program_can_be_cancelled_while_its_packages_come(box: Box, slow: Index) -> None:
-    cancel = Switch()
+    cancel = OneShotFlag()
 
     async def cancelled() -> object:
         task = asyncio.ensure_future(run_on(box.engine, PROGRAM, packages=["slow"], cancel=cancel))
@@ -192,7 +192,7 @@ def test_what_nobody_waits_for_takes_nobody_s_turn(box: Box, index: Index) -> No
     index.gate.clear()
 
     async def give_up() -> int:
-        switches = [Switch() for _ in names]
+        switches = [OneShotFlag() for _ in names]
         tasks = [
             asyncio.ensure_future(run_on(box.engine, "1", packages=[name], cancel=switch))
             for name, switch in zip(names, switches, strict=True)
@@ -218,7 +218,7 @@ def test_who_asks_for_what_is_being_ended_gets_it_made_again(box: Box, index: In
     index.gate.clear()
 
     async def again() -> int | None:
-        cancel = Switch()
+        cancel = OneShotFlag()
         tasks = [
             asyncio.ensure_future(run_on(box.engine, "1", packages=[name], cancel=cancel if number == 2 else None))
             for number, name in enumerate(names)

@@ -23,9 +23,9 @@ from tidebox.errors import (
     PolicyUnsupported,
     Unauthorized,
 )
+from tidebox.model.git_source import GitSource
 from tidebox.model.limits import MIB
 from tidebox.model.run import Phase
-from tidebox.model.source import GitSource
 from tidebox.sdk import (
     AsyncInterpreter,
     AsyncRunLog,

@@ -12,12 +12,12 @@ from tidebox.broker.run_metrics import RunMetrics
 from tidebox.errors import TideboxError
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.launch import plan_code
-from tidebox.model.order import Ending, Order, Sink
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import Outcome, Usage
 from tidebox.model.run import Conclusion
-from tidebox.model.switch import Switch
 from tidebox.runtime.base import NO_FILES, BoxFiles, Runner
 
 ADA = Caller(Principal("ada"), "192.0.2.1", "req-a", "test")
@@ -25,23 +25,23 @@ BOB = Caller(Principal("bob"), "192.0.2.2", "req-b", "test")
 ROOT = Caller(Principal("root", frozenset({"sandbox_admin"})), "192.0.2.3", "req-r", "test")
 
 
-def make_order(code: str = "") -> Order:
-    return Order(launch=plan_code("python", code), spec=BoxSpec())
+def make_order(code: str = "") -> ExecutionRequest:
+    return ExecutionRequest(launch=plan_code("python", code), spec=BoxSpec())
 
 
-def make_ending(outcome: Outcome = Outcome.EXITED, exit_code: int | None = 0) -> Ending:
+def make_ending(outcome: Outcome = Outcome.EXITED, exit_code: int | None = 0) -> ExecutionOutcome:
     usage = Usage(wall_seconds=0.5, cpu_seconds=0.25)
-    return Ending(outcome=outcome, exit_code=exit_code, signal=None, usage=usage, captured=None)
+    return ExecutionOutcome(outcome=outcome, exit_code=exit_code, signal=None, usage=usage, captured=None)
 
 
 class Play:
     """One program on the stage."""
 
-    def __init__(self, order: Order, sink: Sink, cancel: Switch | None) -> None:
+    def __init__(self, order: ExecutionRequest, sink: Sink, cancel: OneShotFlag | None) -> None:
         self.order = order
         self.cancel = cancel
         self._sink = sink
-        self._end: asyncio.Future[Ending | Exception] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[ExecutionOutcome | Exception] = asyncio.get_running_loop().create_future()
 
     async def show(self, event: Event) -> None:
         """Let something happen in it."""
@@ -51,7 +51,7 @@ class Play:
         """Let it write to standard output."""
         await self.show(Output("stdout", data))
 
-    def finish(self, ending: Ending | None = None) -> None:
+    def finish(self, ending: ExecutionOutcome | None = None) -> None:
         """Let it end."""
         self._end.set_result(ending or make_ending())
 
@@ -64,7 +64,7 @@ class Play:
         """Whether it was told to end."""
         return self._end.done()
 
-    async def watch(self) -> Ending:
+    async def watch(self) -> ExecutionOutcome:
         """The part of the runner: as a real one it ends the program soon after it was asked to."""
         assert self.cancel is not None
         canceled = asyncio.ensure_future(self.cancel.wait())
@@ -94,7 +94,9 @@ class Stage(Runner):
         self.doors_open.set()
         self._arrived = asyncio.Condition()
 
-    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None, files: BoxFiles = NO_FILES) -> Ending:
+    async def run(
+        self, order: ExecutionRequest, sink: Sink, cancel: OneShotFlag | None = None, files: BoxFiles = NO_FILES
+    ) -> ExecutionOutcome:
         play = Play(order, sink, cancel)
         self.plays.append(play)
         self.on_stage += 1

@@ -13,7 +13,7 @@ from tidebox.egress import messages
 from tidebox.egress.client import Attachment, Egress
 from tidebox.model.egress import EgressPolicy, allowlist_of
 from tidebox.model.events import EgressSeen
-from tidebox.model.outward import BoxEgress
+from tidebox.model.requested_egress import BoxEgress
 
 RULES = BoxEgress(policy=EgressPolicy((allowlist_of({"hosts": ["one.example.com"]}),)))
 

@@ -15,7 +15,7 @@ from tidebox.egress.messages import MOST_BYTES, BoxLimits, Broken, Counted, Serv
 from tidebox.egress.resolver import machine_servers, parse_server
 from tidebox.errors import InvalidRequest
 from tidebox.model.egress import EgressPolicy, allowlist_of
-from tidebox.model.outward import BoxEgress
+from tidebox.model.requested_egress import BoxEgress
 
 BOUNDS, COUNTED = BoxLimits(connections=3, bytes=4, rate=5), Counted(1, 2, 3, 4, 5, 6)
 ADDRESS = ipaddress.ip_address("192.0.2.7")

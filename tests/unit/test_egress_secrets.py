@@ -18,8 +18,8 @@ from tidebox.egress.secrets import AwsKeys, Value
 from tidebox.errors import Forbidden, InvalidRequest, PolicyUnsupported
 from tidebox.model.egress import Allowlist, allowlist_of
 from tidebox.model.injection import Injection, Secrets, secret_info
-from tidebox.model.mirrors import Mirrors
-from tidebox.model.outward import TRUST_VARIABLES, BoxEgress, EgressRules, read_ask
+from tidebox.model.package_mirrors import Mirrors
+from tidebox.model.requested_egress import TRUST_VARIABLES, BoxEgress, EgressRules, read_requested_egress
 
 SECRETS = Secrets(
     {
@@ -38,7 +38,7 @@ HEADER = {"host": "api.example.com", "name": "Authorization", "secret": "API_KEY
 
 
 def agree(ask: dict[str, Any], *, user: str = "ada", owner: bool = False, rules: EgressRules = RULES) -> BoxEgress:
-    return rules.agree([read_ask(ask)], user=user, owner=owner, box="b1")
+    return rules.agree([read_requested_egress(ask)], user=user, owner=owner, box="b1")
 
 
 def rewriter(host: str = "api.example.com", **ask: Any) -> tuple[Rewriter, Injection]:
@@ -104,7 +104,7 @@ def test_a_host_of_a_secret_must_be_allowed_by_name_in_every_list() -> None:
 )
 def test_header_rules_that_cannot_be(rule: Any) -> None:
     with pytest.raises(InvalidRequest):
-        read_ask({"headers": [rule]})
+        read_requested_egress({"headers": [rule]})
 
 
 def test_a_secret_of_another_kind_is_refused() -> None:
@@ -122,13 +122,13 @@ def test_an_ask_is_read_back_as_it_was_shown() -> None:
         "headers": [HEADER, {"host": "s3.example.com", "kind": "aws_sigv4", "secret": "CLOUD", "region": "eu-west-1"}],
         "secrets": ["API_KEY"],
     }
-    assert read_ask(read_ask(ask).shown()) == read_ask(ask)
+    assert read_requested_egress(read_requested_egress(ask).shown()) == read_requested_egress(ask)
 
 
 @pytest.mark.parametrize("ask", [{"hostz": []}, {"packages": 1}, {"events": "yes"}, {"headers": {}}, [], None, "x"])
 def test_other_keys_and_shapes_are_refused(ask: Any) -> None:
     with pytest.raises(InvalidRequest):
-        read_ask(ask)
+        read_requested_egress(ask)
 
 
 def test_without_a_list_of_the_server_nobody_is_let_out() -> None:

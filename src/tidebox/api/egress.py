@@ -13,9 +13,9 @@ from tidebox.broker.runs.planning import Requester
 from tidebox.errors import Forbidden, InvalidRequest
 from tidebox.model.egress import MAX_RULES
 from tidebox.model.injection import MAX_INJECTED
-from tidebox.model.outward import BoxEgress, EgressAsk, read_ask
 from tidebox.model.policy import DENY_ALL, EGRESS_SINCE
 from tidebox.model.principal import Caller
+from tidebox.model.requested_egress import BoxEgress, RequestedEgress, read_requested_egress
 
 if TYPE_CHECKING:
     from tidebox.api.services import Services
@@ -76,18 +76,18 @@ class EgressRequest(BaseModel):
         "on the way to the hosts of that secret.",
     )
 
-    def ask(self) -> EgressAsk:
+    def ask(self) -> RequestedEgress:
         """Return the egress that is asked for; raises ``InvalidRequest``."""
-        return read_ask(self.model_dump(exclude_none=True, exclude_unset=True))
+        return read_requested_egress(self.model_dump(exclude_none=True, exclude_unset=True))
 
 
-def asked_egress(body: Any) -> EgressAsk | None:
+def asked_egress(body: Any) -> RequestedEgress | None:
     """Return the egress that a request with a ``spec_version`` asks for."""
     if body.egress is None:
         return None
     if body.spec_version < EGRESS_SINCE:
         raise InvalidRequest(f"egress needs spec_version {EGRESS_SINCE}", field="egress", since=EGRESS_SINCE)
-    ask: EgressAsk = body.egress.ask()
+    ask: RequestedEgress = body.egress.ask()
     return ask
 
 

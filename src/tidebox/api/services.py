@@ -19,7 +19,7 @@ from tidebox.broker.runs.stored_run_files import StoredFileManager
 from tidebox.broker.sandboxes.grants import Sandboxes
 from tidebox.model.languages import BUILT_IN, Languages
 from tidebox.model.policy import Policy
-from tidebox.model.runtimes import OfferedLanguage, Runtimes
+from tidebox.model.runtimes import OfferedLanguage, RuntimeCatalog
 
 if TYPE_CHECKING:
     from tidebox.config import Settings
@@ -45,7 +45,7 @@ class Services:
     following: LogFollowerQuota
     policy: Policy
     planner: Planner
-    runtimes: Runtimes
+    runtimes: RuntimeCatalog
     files: StoredFileManager
     audit: Audit
     sandboxes: Sandboxes

@@ -25,10 +25,10 @@ from tidebox.cluster.membership import Membership
 from tidebox.errors import ShuttingDown, TideboxError
 from tidebox.model.artifact import Artifact
 from tidebox.model.egress import Allowlist
-from tidebox.model.order import Order, Sink
+from tidebox.model.execution_request import ExecutionRequest, Sink
 from tidebox.model.principal import Caller
-from tidebox.model.series import Course
-from tidebox.model.summary import Summary
+from tidebox.model.run_series import Course
+from tidebox.model.run_totals import Summary
 from tidebox.runtime.base import Runner
 from tidebox.store.base import Store
 
@@ -176,7 +176,7 @@ class Broker:
         """Return events of the audit log."""
         return await self._audit.find(query)
 
-    def execute(self, caller: Caller, order: Order, sink: Sink) -> EphemeralExecution:
+    def execute(self, caller: Caller, order: ExecutionRequest, sink: Sink) -> EphemeralExecution:
         """Run ``order`` as soon as there is a slot; nothing of it is kept.
 
         ``sink`` is awaited for each event: a slow one holds up its own program only. Raises ``Overloaded``,

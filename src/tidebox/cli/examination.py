@@ -17,7 +17,7 @@ from tidebox.model.images import HOST
 from tidebox.model.limits import MIB
 from tidebox.model.preloads import SETS
 from tidebox.model.result import Outcome, Result
-from tidebox.model.runtimes import BOUNDARIES, Finding, Guarantee, Report
+from tidebox.model.runtimes import BOUNDARIES, Finding, Guarantee, RuntimeReport
 
 # Printed by a program in a box: what it is, what it sees, what it is refused.
 _LOOK_AROUND = """
@@ -149,7 +149,7 @@ async def examine(runtime: str | None = None) -> Examination:
         await engine.close()
 
 
-async def _preloads(engine: Engine, report: Report) -> Report:
+async def _preloads(engine: Engine, report: RuntimeReport) -> RuntimeReport:
     """The report, with what is loaded before programs start and what is not."""
     loaded = []
     forks = engine.runtime.shows_host and engine.runtime.start_of("python", HOST) == "forked"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from tidebox.model.outward import EgressAsk
+    from tidebox.model.requested_egress import RequestedEgress
 
 _OPTIONS = (
     click.option(
@@ -58,15 +58,17 @@ def egress_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _asked(
     hosts: tuple[str, ...], addresses: tuple[str, ...], packages: bool, secrets: tuple[str, ...]
-) -> EgressAsk | None:
+) -> RequestedEgress | None:
     """What may be reached, if anything."""
     if not (hosts or addresses or packages or secrets):
         return None
-    from tidebox.model.outward import read_ask
+    from tidebox.model.requested_egress import read_requested_egress
 
     rules = {
         "hosts": list(hosts),
         "cidrs": [item for item in addresses if "/" in item],
         "ips": [item for item in addresses if "/" not in item],
     }
-    return read_ask({**(rules if hosts or addresses else {}), "packages": packages, "secrets": list(secrets)})
+    return read_requested_egress(
+        {**(rules if hosts or addresses else {}), "packages": packages, "secrets": list(secrets)}
+    )

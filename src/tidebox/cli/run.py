@@ -11,7 +11,7 @@ from tidebox.cli.outward import egress_options
 from tidebox.cli.remote import Server, ServerCommand, profile_option, server_option
 
 if TYPE_CHECKING:
-    from tidebox.model.outward import EgressAsk
+    from tidebox.model.requested_egress import RequestedEgress
 
 # What stands before the words decides what they are, and the parser takes it away.
 _AFTER_DASHES = "tidebox.after_dashes"
@@ -87,7 +87,7 @@ def command(
     runtime: str | None,
     image: str,
     packages: tuple[str, ...],
-    egress: EgressAsk | None,
+    egress: RequestedEgress | None,
     timeout: float | None,
     compile_timeout: float | None,
     memory: str | None,

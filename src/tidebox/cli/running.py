@@ -20,17 +20,17 @@ from tidebox.cli.streams import BlockingCalls, is_null, read_chunks, write_all
 from tidebox.config import load_settings
 from tidebox.errors import ExecFailed, InvalidRequest
 from tidebox.model.events import EgressSeen, Event, Output, Preparing
+from tidebox.model.execution_request import ExecutionOutcome
 from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command, plan_file
 from tidebox.model.limits import Limits, make_limits
-from tidebox.model.order import Ending
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.packages import Packages, make_packages, script_packages
 from tidebox.model.runtimes import Finding
-from tidebox.model.switch import Switch
 
 if TYPE_CHECKING:
     from tidebox.cli.remote import Server
     from tidebox.embedded import ProgramRunner
-    from tidebox.model.outward import EgressAsk
+    from tidebox.model.requested_egress import RequestedEgress
     from tidebox.sdk.server_engine import ServerEngine
 
 _DESCRIPTORS = {"stdout": 1, "stderr": 2}
@@ -55,7 +55,7 @@ class Request:
     runtime: str | None
     image: str
     packages: Sequence[str]
-    egress: EgressAsk | None
+    egress: RequestedEgress | None
     sizes: dict[str, str | None]
     numbers: dict[str, float | None]
     keep_output: bool
@@ -68,7 +68,7 @@ class Request:
 class Finished:
     """How it ended, for the report."""
 
-    ending: Ending
+    ending: ExecutionOutcome
     limits: Limits
     image: str
     output: dict[str, bytes]
@@ -228,9 +228,9 @@ class _Run:
         self._packages = packages
         self._denied = 0
 
-    async def ending(self) -> Ending:
+    async def ending(self) -> ExecutionOutcome:
         """Run it to its end; afterwards nothing of it is left."""
-        cancel = Switch()
+        cancel = OneShotFlag()
         self._writer = BlockingCalls()
         with self._signals_to(cancel):
             async with self._engine() as engine:
@@ -320,7 +320,7 @@ class _Run:
             note("denied: more of them")
 
     @contextlib.contextmanager
-    def _signals_to(self, cancel: Switch) -> Iterator[None]:
+    def _signals_to(self, cancel: OneShotFlag) -> Iterator[None]:
         """The first signal ends the program with a grace, the second at once; those after it end the cleaning up."""
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()

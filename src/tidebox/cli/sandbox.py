@@ -14,7 +14,7 @@ from tidebox.cli.outward import egress_options
 from tidebox.cli.remote import Server, ServerGroup, print_json, server_options, visit
 
 if TYPE_CHECKING:
-    from tidebox.model.outward import EgressAsk
+    from tidebox.model.requested_egress import RequestedEgress
     from tidebox.sdk import AsyncAccess, SandboxInfo
 
 _name = click.argument("name", help="The sandbox: its name, or its id (sb-...).")
@@ -32,7 +32,7 @@ def command() -> None:
 @click.argument("name", required=False, metavar="[NAME]", help="What to call it.")
 @egress_options
 @server_options
-def create(name: str | None, egress: EgressAsk | None, server: Server, as_json: bool) -> None:
+def create(name: str | None, egress: RequestedEgress | None, server: Server, as_json: bool) -> None:
     """Make a sandbox and print its name; one of that name that is there already is taken."""
 
     async def work(access: AsyncAccess) -> SandboxInfo:

@@ -13,7 +13,7 @@ from tidebox.cli.remote import Server, ServerGroup, ask, print_json, server_opti
 from tidebox.errors import NotFound
 
 if TYPE_CHECKING:
-    from tidebox.model.outward import EgressAsk
+    from tidebox.model.requested_egress import RequestedEgress
     from tidebox.sdk import AsyncInterpreter
     from tidebox.sdk.interpreter.results import Session, UploadAnswer
 
@@ -38,7 +38,7 @@ def create_session(
     image: str | None,
     ttl: float | None,
     labels: tuple[str, ...],
-    egress: EgressAsk | None,
+    egress: RequestedEgress | None,
     server: Server,
     as_json: bool,
 ) -> None:

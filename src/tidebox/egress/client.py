@@ -22,7 +22,7 @@ from tidebox.egress.keys import KeyPair
 from tidebox.egress.secrets import open_file
 from tidebox.errors import InvalidRequest, ProvisionFailed
 from tidebox.model.events import EgressSeen
-from tidebox.model.outward import BoxEgress
+from tidebox.model.requested_egress import BoxEgress
 from tidebox.model.result import EgressUsage
 
 _log = logging.getLogger(__name__)

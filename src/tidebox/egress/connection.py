@@ -18,7 +18,7 @@ from tidebox.model.egress import (
     DNS_MISMATCH,
     NO_MATCH,
     Address,
-    Verdict,
+    EgressDecision,
     normal_name,
     parse_address,
 )
@@ -191,14 +191,14 @@ class EgressConnection:
             self._over.set_result(stop)
             self._ended_well = stop is None
 
-    def _allow(self, verdict: Verdict) -> None:
+    def _allow(self, verdict: EgressDecision) -> None:
         assert self._address is not None
         host = self._host
         if host is None and verdict.names:
             host = min(verdict.names)
         self._box.allowed(host, self._address, self._port, verdict.rule)
 
-    async def _decide(self, address: Address) -> Verdict:
+    async def _decide(self, address: Address) -> EgressDecision:
         names = self._box.names
         verdict = names.decide(address)
         if not verdict.allowed:
@@ -266,7 +266,7 @@ class EgressConnection:
         """Whether the program will send no more than what has come."""
         return self._client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
 
-    async def _deny(self, verdict: Verdict, *, http: bool) -> None:
+    async def _deny(self, verdict: EgressDecision, *, http: bool) -> None:
         assert verdict.reason is not None
         self._box.denied(self._host, self._address, self._port, verdict.reason)
         if http:
@@ -327,10 +327,10 @@ def _together(scans: list[Scan]) -> Scan | None:
     return scan if scans else None
 
 
-def _hold_against(verdict: Verdict, seen: sniffing.Sniffed) -> Verdict:
+def _hold_against(verdict: EgressDecision, seen: sniffing.Sniffed) -> EgressDecision:
     """The decision once the program has shown a name, or has hidden it."""
     if seen.contradictory and verdict.names is not None:
-        return Verdict(reason=DNS_MISMATCH)
+        return EgressDecision(reason=DNS_MISMATCH)
     return verdict.seen(seen.name)
 
 

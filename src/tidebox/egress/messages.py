@@ -13,7 +13,7 @@ from tidebox.egress.keys import KeyPair
 from tidebox.model.egress import Allowlist, EgressPolicy, make_allowlist
 from tidebox.model.events import EgressSeen
 from tidebox.model.injection import NO_INJECTION, Injection
-from tidebox.model.outward import BoxEgress
+from tidebox.model.requested_egress import BoxEgress
 
 _SIZE = Layout(">I")
 MOST_BYTES = 4 << 20

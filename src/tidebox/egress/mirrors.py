@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import SplitResult, urlsplit
 
 from tidebox.model.egress import is_public, make_allowlist, normal_name, unwrapped
-from tidebox.model.mirrors import Mirrors
+from tidebox.model.package_mirrors import Mirrors
 
 _SECONDS = 20.0
 _PIP_DEFAULTS = (

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tidebox.egress import dns
 from tidebox.egress.messages import MOST_PINNED, MOST_PINNED_ADDRESSES
-from tidebox.model.egress import Address, EgressPolicy, Verdict, normal_name, parse_address
+from tidebox.model.egress import Address, EgressDecision, EgressPolicy, normal_name, parse_address
 
 # Names that one box has asked for outside at one time: others wait for the same sockets, and some servers never answer.
 MOST_AT_ONCE = 32
@@ -37,7 +37,7 @@ class Names:
         self._on_pinned = on_pinned
         self._addresses: dict[str, tuple[Address, ...]] = {}
         self._names: dict[Address, list[str]] = {}
-        self._verdicts: dict[Address, Verdict] = {}
+        self._verdicts: dict[Address, EgressDecision] = {}
         self._asking: dict[str, asyncio.Task[dns.DnsAnswer]] = {}
         self._asked = self._pinned = 0
         self._turn = asyncio.Semaphore(MOST_AT_ONCE)
@@ -57,7 +57,7 @@ class Names:
         """The names that stand for an address."""
         return self._names.get(address, [])
 
-    def decide(self, address: Address) -> Verdict:
+    def decide(self, address: Address) -> EgressDecision:
         """Return the egress decision for an address, by the rules and the names pinned to it.
 
         Kept: a box may have thousands of names for one address, and connects a thousand times in a second.

@@ -9,12 +9,12 @@ from pathlib import Path
 from tidebox.egress import secrets
 from tidebox.egress.mirrors import find_mirrors
 from tidebox.model.injection import NO_SECRETS
-from tidebox.model.mirrors import Mirrors
-from tidebox.model.outward import EgressAsk, EgressRules
+from tidebox.model.package_mirrors import Mirrors
+from tidebox.model.requested_egress import EgressRules, RequestedEgress
 
 
 def operator_rules(
-    allowlist: EgressAsk | None, secrets_file: Path | None, environment: Mapping[str, str], *, embedded: bool
+    allowlist: RequestedEgress | None, secrets_file: Path | None, environment: Mapping[str, str], *, embedded: bool
 ) -> EgressRules:
     """The rules; raises ``InvalidRequest`` that names the setting which cannot be used.
 

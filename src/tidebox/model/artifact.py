@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """What is known of one captured file. Its bytes are elsewhere. Times are seconds since the epoch."""
+    """The record of one captured file; the blob store has its bytes. Times are seconds since the epoch."""
 
     run_id: str
     path: str

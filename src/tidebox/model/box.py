@@ -14,7 +14,7 @@ from tidebox.model.limits import Limits
 from tidebox.model.packages import NO_PACKAGES, Packages
 
 if TYPE_CHECKING:
-    from tidebox.model.outward import BoxEgress
+    from tidebox.model.requested_egress import BoxEgress
 else:
     # Most boxes have no way out: its rules are loaded where there is one.
     BoxEgress = Any
@@ -27,13 +27,13 @@ LAYER_MARK = "+"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxSpec:
-    """What kind of box to open."""
+    """The specification of a box: runtime, image, packages, limits and egress."""
 
     runtime: str | None = None
-    """By which name it is isolated; None for the default of whoever opens it."""
+    """The runtime's name; None for the default of the server or library that opens the box."""
     image: str = HOST
     packages: Packages = NO_PACKAGES
-    """What its programs need on top of the image. A runtime is told by the name of an image that has them."""
+    """Packages on top of the image. A runtime is told by the name of an image that has them."""
     packages_for: str = ""
     """The user who asks for packages: where several do, they take turns."""
     limits: Limits = field(default_factory=Limits)
@@ -53,7 +53,7 @@ class BoxSpec:
     trusts: bool = False
     """Whether secrets can be put into its requests then: its programs trust an authority of its own."""
     egress: BoxEgress | None = None
-    """What its programs may reach of the network; None for nothing."""
+    """The network egress its programs are allowed; None for no network."""
     sandbox_id: str | None = None
     """Where given, external clients reach the box's agent at ``<data-dir>/run/agents/<sandbox_id>.sock``."""
 
@@ -88,7 +88,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What ``stat`` tells of a file in a box."""
+    """The ``stat`` of a file in a box."""
 
     path: str
     kind: str

@@ -267,8 +267,8 @@ def _text(item: object, where: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What is decided about one connection."""
+class EgressDecision:
+    """The egress decision about one connection: allowed or denied, and by which rule."""
 
     rule: str | None = None
     """The rule that allows it, of the innermost list; None where it is denied."""
@@ -282,11 +282,11 @@ class Verdict:
         """Whether it may be made."""
         return self.reason is None
 
-    def seen(self, name: str | None) -> Verdict:
+    def seen(self, name: str | None) -> EgressDecision:
         """The decision once the program has shown a name on the connection, or that it shows none."""
         if self.reason is not None or self.names is None or name is None or normal_name(name) in self.names:
             return self
-        return Verdict(reason=DNS_MISMATCH)
+        return EgressDecision(reason=DNS_MISMATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,14 +314,14 @@ class EgressPolicy:
         """
         return bool(self.lists) and all(item.by_name(name) is not None for item in self.lists)
 
-    def decide(self, address: Address, names: Iterable[str] = ()) -> Verdict:
+    def decide(self, address: Address, names: Iterable[str] = ()) -> EgressDecision:
         """Whether a connection to ``address`` may be made, to which ``names`` were resolved for this box."""
         address = unwrapped(address)
         verdict = _decide(self.lists, address, names := tuple(names))
         if verdict.allowed or self.former is None:
             return verdict
         before = _decide((self.former, *self.lists[1:]), address, names)
-        return Verdict(reason=POLICY_CHANGED) if before.allowed else verdict
+        return EgressDecision(reason=POLICY_CHANGED) if before.allowed else verdict
 
     def denied_name(self, name: str) -> Reason:
         """Why a name that the box asked for is not resolved."""
@@ -334,20 +334,20 @@ class EgressPolicy:
         return [item.shown() for item in self.lists]
 
 
-def _decide(lists: tuple[Allowlist, ...], address: Address, names: Iterable[str]) -> Verdict:
+def _decide(lists: tuple[Allowlist, ...], address: Address, names: Iterable[str]) -> EgressDecision:
     by_address = [item.by_address(address) for item in lists]
     if lists and all(rule is not None for rule in by_address):
-        return Verdict(rule=by_address[-1])
+        return EgressDecision(rule=by_address[-1])
     if not lists or not is_public(address):
-        return Verdict(reason=NO_MATCH)
+        return EgressDecision(reason=NO_MATCH)
     rules = {}
     for name in names:
         found = [here or item.by_name(name) for here, item in zip(by_address, lists, strict=True)]
         if all(rule is not None for rule in found):
             rules[name] = found[-1]
     if not rules:
-        return Verdict(reason=NO_MATCH)
-    return Verdict(rule=next(iter(rules.values())), names=frozenset(rules))
+        return EgressDecision(reason=NO_MATCH)
+    return EgressDecision(rule=next(iter(rules.values())), names=frozenset(rules))
 
 
 def allowlist_of(given: object, *, field: str = "egress") -> Allowlist:

@@ -1,4 +1,4 @@
-"""What an exec tells its reader, in order: any number of Preparing, Started, any number of Output, one Exited."""
+"""Events of an exec, in order: any number of Preparing, Started, any number of Output, one Exited."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ StreamName = Literal["stdout", "stderr"]
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """What is done before the program can be started, where that may take long."""
+    """A step before the program can be started, where it may take long."""
 
     message: str
     layer: str | None = None
@@ -64,7 +64,7 @@ class Exited:
     code: int | None
     signal: int | None = None
     usage: dict[str, int] | None = None
-    """What the agent counted for this exec alone, where it can."""
+    """The usage of this exec alone, where the agent can count it."""
 
 
 Event = Preparing | Started | Output | StdinRefused | Exited

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidebox.errors import IdempotencyConflict, InvalidRequest
-from tidebox.model.moments import iso_time
+from tidebox.model.timestamps import iso_time
 
 MAX_KEY_LENGTH = 128
 
@@ -34,7 +34,7 @@ class Claim:
 
     @property
     def scope(self) -> tuple[str, str, str]:
-        """What a claim is told from others by."""
+        """The key that identifies a claim."""
         return self.endpoint, self.user, self.key
 
 
@@ -49,7 +49,7 @@ class Answered:
 
 
 def settle(claim: Claim, prior: Answered) -> Answered:
-    """What a repeated request is answered with; raises where the body is not the one the key stands for."""
+    """The answer to a repeated request; raises where the body is not the one the key was first sent with."""
     if prior.claim.fingerprint != claim.fingerprint:
         raise IdempotencyConflict(
             "Idempotency-Key replay with different body",

@@ -20,7 +20,7 @@ LANGUAGE_IMAGES: Mapping[str, str] = MappingProxyType(
 
 
 def image_of(image: str, language: str, chosen: Mapping[str, str]) -> str:
-    """What ``image`` stands for in a runtime without ``host``, for a program in ``language``."""
+    """Resolve an image's name in a runtime without ``host``, for a program in ``language``."""
     if image != HOST:
         return image
     images = {**LANGUAGE_IMAGES, **chosen}

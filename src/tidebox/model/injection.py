@@ -79,12 +79,12 @@ class SigningRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
-    """What is put into the requests of one box."""
+    """The headers, signatures and secrets that the egress process puts into the requests of one box."""
 
     headers: tuple[HeaderRule, ...] = ()
     signing: tuple[SigningRule, ...] = ()
     placeholders: tuple[tuple[str, str], ...] = ()
-    """What programs have in place of each secret, with the secret's name."""
+    """The placeholder that programs have in place of each secret, with the secret's name."""
     hosts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """The hosts that each secret with a placeholder is for."""
 
@@ -98,7 +98,7 @@ class Injection:
         return any(matches(pattern, name) for pattern in patterns)
 
     def variables(self) -> dict[str, str]:
-        """What programs find in their environment."""
+        """The environment variables that hold the placeholders."""
         return {VARIABLE_PREFIX + name: placeholder for placeholder, name in self.placeholders}
 
 
@@ -107,7 +107,7 @@ NO_INJECTION = Injection()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretInfo:
-    """What is known of a secret outside the egress process: everything but its value."""
+    """The facts about a secret known outside the egress process: everything but its value."""
 
     name: str
     hosts: tuple[str, ...]
@@ -192,7 +192,7 @@ def _scope(parts: Mapping[str, Any], key: str, where: str) -> str | None:
 
 
 def secret_info(name: str, given: object, where: str) -> SecretInfo:
-    """What a secret's entry says of it, its value aside."""
+    """Parse the facts about a secret from its entry, without its value."""
     here = f"{where}.{name}"
     parts = known_keys(given, ("value", "hosts", "users", "aws"), here)
     secret_name(name, here)

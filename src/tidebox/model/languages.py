@@ -33,11 +33,11 @@ class Language:
 
     name: str
     file: str
-    """What its main file is called where the code comes without a name."""
+    """The name of its main file, for code that comes without one."""
     run: tuple[str, ...]
     """The command that runs it; the program's own arguments come after."""
     compile: tuple[str, ...] = ()
-    """What is done first, with a time limit of its own; where it fails, nothing is run."""
+    """The compile command, with a time limit of its own; where it fails, nothing is run."""
     executes: bool = False
     """Whether what the compiler makes is executed itself: its box then needs a place where that is allowed."""
     aliases: tuple[str, ...] = ()
@@ -62,12 +62,12 @@ class Language:
     main: tuple[str, ...] = ()
     """Patterns whose first group is the name that the main file of a code must have; the first that is found counts.
 
-    The code is a stranger's, and whoever looks for them waits: none may try the same text over and over."""
+    The code is hostile and the search blocks: a pattern must not backtrack over the same text again and again."""
     diagnostic: str = ""
     """A line of a compiler, or of a trace, that tells of a place: groups file, line, and where there is one message."""
 
     def file_for(self, code: bytes) -> str:
-        """What the main file of this code is called."""
+        """Return the name of the main file for this code."""
         text = code.decode("utf-8", "replace")
         for pattern in self.main:
             if found := re.search(pattern, text, re.MULTILINE):

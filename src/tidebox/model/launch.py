@@ -1,4 +1,4 @@
-"""What starts how: from a command, or code in a language, to the cell that runs it and the program handed to that cell.
+"""How programs start: from a command or code in a language to the warm cell that runs it, and the program it gets.
 
 A parked interpreter stands in for the plain one only where nothing that is read at an interpreter's start was asked
 for. Every other command is executed by a parked process, which replaces itself by it, and is exactly what it would be
@@ -26,7 +26,7 @@ _MEMORY = Limits().memory
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a parked interpreter is to become.
+    """The program that a parked interpreter becomes.
 
     ``source`` is the code itself, or for ``script`` (and an ``exec`` with a path) what is written to ``path`` first;
     ``arguments`` is the whole command for ``exec``, else what follows the program.
@@ -42,15 +42,15 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What is done in a box before its program can be started: a command that must end with 0."""
+    """A command that is run in a box before its program is started, and must end with 0."""
 
     command: tuple[str, ...]
     file: str
     """The main file."""
     executes: bool
-    """Whether what it makes is executed, and not only read."""
+    """Whether its output is executed, and not only read."""
     diagnostic: str = ""
-    """The pattern of a line that tells of a place in the code."""
+    """The pattern of a compiler message that names a file and line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Launch:
     direct: bool = False
     language: str = ""
     arguments: tuple[str, ...] = ()
-    """What of the command are the program's own, where it is code in a language."""
+    """The program's own arguments within the command, where it is code in a language."""
     compilation: Compilation | None = None
 
 
@@ -95,7 +95,7 @@ def plan_code(
     memory: int = _MEMORY,
     languages: Languages = BUILT_IN,
 ) -> Launch:
-    """How code in a language runs: as the main file of the workspace, by what the language is run by."""
+    """Plan code in a language: it becomes the main file of the workspace, and the language's command runs it."""
     kind = languages.named(language)
     source = code if isinstance(code, bytes) else encode_text("code", code)
     path = f"{WORKSPACE}/{kind.file_for(source)}"
@@ -116,7 +116,7 @@ def plan_file(
     memory: int = _MEMORY,
     languages: Languages = BUILT_IN,
 ) -> Launch:
-    """How a file of the workspace runs that is in a language."""
+    """Plan a file of the workspace that is in a language."""
     kind = languages.named(language)
     try:
         path = inside_workspace(name)
@@ -158,7 +158,7 @@ def plan_command(
     cwd: str = WORKSPACE,
     env: Mapping[str, str] | None = None,
 ) -> Launch:
-    """How a command runs: in the interpreter it names where that one can be parked, else executed as it is."""
+    """Plan a command: in a parked interpreter where the command names one, else executed as it is."""
     argv = tuple(command)
     if not argv or not argv[0]:
         raise InvalidRequest("the command is empty", field="command")

@@ -1,4 +1,4 @@
-"""What an execution may use, and the ranges an installation allows."""
+"""Resource limits of an execution (memory, processes, CPU, time, output, files), and their allowed ranges."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Limits:
     open_files: int = 1024
     file_size: int = 256 * MIB
     compile_timeout: float = 60.0
-    """Of what is done before the program can be started."""
+    """The time limit of compiling, before the program can be started."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -55,7 +55,7 @@ RANGES: dict[str, Range] = {
     "file_size": Range(0, 1024 * GIB),
     "compile_timeout": Range(0.01, 24 * 3600),
 }
-"""What any installation can enforce; a policy narrows it."""
+"""The ranges that any installation can enforce; a policy narrows them."""
 
 
 def check_limit(name: str, value: Any) -> None:

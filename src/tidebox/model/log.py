@@ -1,4 +1,4 @@
-"""What the log of a run consists of, besides the program's own output."""
+"""Log entries of a run besides the program's own output: phases, truncation, heartbeats, the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """What the program writes from here on is not in the log."""
+    """The log is full: output from here on is not recorded."""
 
     reason: str
 

@@ -75,7 +75,7 @@ def make_packages(python: Iterable[str] = (), node: Iterable[str] = ()) -> Packa
 
 
 def packages_of(given: Packages | Sequence[str] | Mapping[str, Sequence[str]] | None) -> Packages:
-    """What a caller of the library wrote: a list is of Python packages."""
+    """Parse the ``packages`` argument of the library; a list is of Python packages."""
     if given is None:
         return NO_PACKAGES
     if isinstance(given, Packages):
@@ -141,7 +141,7 @@ def read_requirements(text: str) -> tuple[str, ...]:
 
 
 def script_packages(source: bytes) -> Packages:
-    """What a Python script names in its inline metadata (``# /// script``); none where it has none."""
+    """The packages that a Python script names in its inline metadata (PEP 723, ``# /// script``)."""
     if _BLOCK_BEGIN.encode() not in source:
         return NO_PACKAGES
     blocks = _blocks(source.decode("utf-8", "replace").replace("\r\n", "\n").split("\n"))
@@ -210,7 +210,7 @@ def policy_of(setting: tuple[str, ...] | None, *, owner: bool) -> PackagePolicy:
 
 
 def _meant_by(entry: str) -> Iterator[tuple[str, str]]:
-    """What an entry of a list allows: ``python:`` or ``node:`` and a name, or a name in both."""
+    """The packages that an entry of a list allows: ``python:`` or ``node:`` and a name, or a name in both."""
     language, separator, name = entry.partition(":")
     if not separator:
         language, name = "", entry

@@ -1,4 +1,4 @@
-"""What runs may use: the operator's policy, what a request may ask for within it, and the policy's fingerprint.
+"""Resource policy: what the operator allows, what a request asks for, what a run gets, and the policy's hash.
 
 Every rule here only narrows. A request asks, a trust profile bounds what it may ask for, and the policy bounds both:
 numbers that are too large become the largest allowed one, and whatever cannot be enforced is refused.
@@ -42,7 +42,7 @@ def _hashed(default: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What the operator allows. The first part is what the fingerprint is made of, named as the settings are."""
+    """The operator's policy. The first part is what the policy hash is made of, named as the settings are."""
 
     default_runtime: str = _hashed("native")
     network_default: str = _hashed("deny_all")
@@ -101,7 +101,7 @@ def _canonical(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class PolicyBounds:
     """The most that runs may ask for."""
 
     cpu: float
@@ -123,10 +123,10 @@ TRUST_PROFILES: Mapping[str, Mapping[str, float]] = MappingProxyType(
 _STRICTNESS = tuple(TRUST_PROFILES)
 
 
-def bounds_of(policy: Policy, trust: str) -> Bounds:
+def bounds_of(policy: Policy, trust: str) -> PolicyBounds:
     """The policy, narrowed by a trust profile."""
     profile = TRUST_PROFILES[trust]
-    return Bounds(
+    return PolicyBounds(
         cpu=min(policy.max_cpu, profile.get("cpu", _UNBOUNDED)),
         memory_mb=int(min(policy.max_mem_mb, profile.get("memory_mb", _UNBOUNDED))),
         pids=int(min(policy.pids_limit, policy.ulimit_nproc, profile.get("pids", _UNBOUNDED))),
@@ -136,8 +136,8 @@ def bounds_of(policy: Policy, trust: str) -> Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What somebody asks for; None is for whatever is the default."""
+class ResourceRequest:
+    """The resources a request or a session asks for; None for the default."""
 
     cpu: float | None = None
     memory_mb: int | None = None
@@ -151,8 +151,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What a run gets."""
+class RunTerms:
+    """The resources a run is granted."""
 
     cpu: float
     memory_mb: int
@@ -198,15 +198,15 @@ def boundary_for(policy: Policy, trust: str) -> str:
     return policy.untrusted_boundary if trust == "untrusted" else BOUNDARIES[0]
 
 
-def terms_of(policy: Policy, request: Request, session: Request | None = None) -> Terms:
-    """What a request gets. What it does not ask for is as its session says, then as the policy does."""
+def terms_of(policy: Policy, request: ResourceRequest, session: ResourceRequest | None = None) -> RunTerms:
+    """Decide the resources of a run: as the request asks, then its session, then the policy's defaults."""
     asked = request if session is None else _over(session, request)
     trust = _stricter(session.trust_level if session else None, request.trust_level)
     bounds = bounds_of(policy, trust)
     network = asked.network_policy or policy.network_default
     if session is not None and session.network_policy == DENY_ALL and network != DENY_ALL:
         raise InvalidRequest(f"the session's network_policy is {DENY_ALL}", field="network_policy")
-    return Terms(
+    return RunTerms(
         cpu=_within("resources.cpu", asked.cpu, min(DEFAULT_CPU, bounds.cpu), bounds.cpu),
         memory_mb=int(
             _within("resources.memory_mb", asked.memory_mb, min(DEFAULT_MEMORY_MB, bounds.memory_mb), bounds.memory_mb)
@@ -226,7 +226,7 @@ def terms_of(policy: Policy, request: Request, session: Request | None = None) -
     )
 
 
-def _over(session: Request, request: Request) -> Request:
+def _over(session: ResourceRequest, request: ResourceRequest) -> ResourceRequest:
     given = {
         item.name: value for item in dataclasses.fields(request) if (value := getattr(request, item.name)) is not None
     }

@@ -1,4 +1,4 @@
-"""What is loaded before a Python program is known: sets of modules, and which of them a program would like.
+"""Preloads: sets of Python modules imported in a template ahead of time, and the sets that a program would use.
 
 The choice is a hint taken from its text. A wrong one costs time and nothing else: what is loaded and not imported is
 not there for the program, and what is imported and not loaded is loaded then.
@@ -53,7 +53,7 @@ def modules_of(name: str) -> tuple[str, ...]:
 
 
 def package_of(name: str) -> str | None:
-    """What a set is for, where that is no part of Python itself."""
+    """The package that a set is for; None for the standard library."""
     return name if name in _PACKAGES else None
 
 

@@ -1,4 +1,4 @@
-"""Who asks, and from where."""
+"""The authenticated caller: principal, roles, and the client program a request came from."""
 
 from __future__ import annotations
 

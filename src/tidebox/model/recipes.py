@@ -26,7 +26,7 @@ class Step:
 
     command: tuple[str, ...]
     files: tuple[tuple[str, bytes], ...] = ()
-    """What it finds in its workspace."""
+    """The files placed in its workspace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Recipe:
     """Links in the image: path and target, in which {arch} is npm's word for the machine."""
     steps: tuple[Step, ...] = ()
     library: Step | None = None
-    """What is done with more packages where their files alone are no libraries yet; ``LIBRARIES`` has their names."""
+    """Steps that make libraries of further packages whose files alone are none yet; ``LIBRARIES`` has their names."""
     library_tools: tuple[str, ...] = ()
     """Debian packages that this needs."""
     stands_for: tuple[str, ...] = ()

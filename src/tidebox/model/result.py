@@ -23,7 +23,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressUsage:
-    """What the programs of a box had of the network."""
+    """The network use of a box: connections and bytes through egress."""
 
     connections: int = 0
     denied: int = 0
@@ -34,7 +34,7 @@ class EgressUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a box used, counted from the moment it was given its program until its last process was gone."""
+    """The resources a box used, counted from the moment it was given its program until its last process was gone."""
 
     wall_seconds: float
     cpu_seconds: float | None = None

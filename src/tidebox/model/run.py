@@ -178,7 +178,7 @@ _SEQS_OF_AN_ATTEMPT = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What was asked for, without the program itself: enough to say later under which rules it ran."""
+    """The request, without the program itself: enough to say later under which rules it ran."""
 
     runtime: str
     base_image: str
@@ -195,7 +195,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What is known of a run: who asked for what, and what became of it. Times are seconds since the epoch."""
+    """A run: its caller, its request, its phase and its conclusion. Times are seconds since the epoch."""
 
     id: str
     caller: Caller

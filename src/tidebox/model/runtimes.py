@@ -12,11 +12,11 @@ from tidebox.model.images import HOST
 from tidebox.model.languages import Language
 
 BOUNDARIES = ("namespaces", "container", "user_kernel", "microvm")
-"""What can stand between programs and the machine, the weakest first."""
+"""The isolation boundaries between programs and the machine, the weakest first."""
 
 
 class Guarantee(enum.Enum):
-    """What a policy may rely on. A runtime that cannot give one says so before a box is opened."""
+    """An isolation property that a policy may rely on. A runtime without it says so before a box is opened."""
 
     USER_SEPARATION = "user_separation"
     FILE_SYSTEM = "file_system"
@@ -44,8 +44,8 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a runtime can do on this machine."""
+class RuntimeReport:
+    """The probe result of a runtime on this machine: whether it is available, and a finding for each guarantee."""
 
     runtime: str
     available: bool
@@ -61,7 +61,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """Which optional parts of its contract a runtime has; whoever needs one asks first."""
+    """The optional parts of its contract that a runtime has; callers check before they use one."""
 
     parks: bool = False
     """Interpreters are started in its boxes before their programs are known."""
@@ -99,7 +99,7 @@ class OfferedLanguage:
     """None where it is not known, or not yet."""
     compiled: bool = False
     file: str = ""
-    """What its main file is called where nothing else is said."""
+    """The default name of its main file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class RuntimeInfo:
     name: str
     available: bool
     boundary: str
-    """What stands between programs and the machine: one of ``BOUNDARIES``."""
+    """The isolation boundary between programs and the machine: one of ``BOUNDARIES``."""
     version: str | None = None
     reason: str | None = None
     """Why it is not available."""
@@ -149,7 +149,7 @@ async def _nothing_more() -> None:
     """All is known."""
 
 
-class Runtimes:
+class RuntimeCatalog:
     """Every runtime that clients may know of."""
 
     def __init__(
@@ -162,7 +162,7 @@ class Runtimes:
     ) -> None:
         """``look_again`` is told the name of a runtime that was asked for and does not work: it may do so by now."""
         self.resolve = resolve
-        """What an image's name stands for in the runtime of a name, for a program in some language; raises
+        """Resolve an image's name in the named runtime, for a program in some language; raises
         ``UnknownImage``."""
         self.infos = infos
         """Known, for runtimes that do not come and go, when each has been probed, which is before the first request."""

@@ -50,7 +50,7 @@ TRANSITIONS: Mapping[SandboxState, frozenset[SandboxState]] = {
 
 
 class Capability(enum.Enum):
-    """What a grant lets its holder do in a sandbox."""
+    """A permission that a grant gives in a sandbox."""
 
     FS_READ = "fs_read"
     FS_WRITE = "fs_write"
@@ -80,7 +80,7 @@ def named(capabilities: Iterable[Capability]) -> list[str]:
 
 
 class ScopeType(enum.Enum):
-    """What a sandbox can be bound to."""
+    """The kinds of scope that a sandbox can be bound to."""
 
     THREAD = "thread"
     WORKSPACE = "workspace"
@@ -155,12 +155,12 @@ class CapabilityPolicy:
     human: frozenset[Capability] = ALL_CAPABILITIES
     agent: frozenset[Capability] = ALL_CAPABILITIES
     roles: Mapping[str, frozenset[Capability]] = field(default_factory=dict)
-    """Whoever has one of these roles gets no more than they allow together; admins are not bound by it."""
+    """Users with any of these roles get no more than those roles allow together; admins are not bound by it."""
 
     def granted(
         self, principal: Principal, actor: Actor, requested: frozenset[Capability] | None
     ) -> frozenset[Capability]:
-        """What of ``requested`` (None is everything) an actor gets; raises where that is nothing."""
+        """Return the part of ``requested`` (None is everything) that an actor gets; raises where that is nothing."""
         allowed = self.agent if actor == "agent" else self.human
         bounds = [self.roles[role] for role in principal.roles if role in self.roles]
         if bounds and not principal.is_admin:

@@ -25,7 +25,7 @@ class SessionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What is known of a session. Times are seconds since the epoch."""
+    """A session and the rules of its runs. Times are seconds since the epoch."""
 
     id: str
     caller: Caller

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tidebox.errors import UnsupportedOperation
 from tidebox.model.box import BoxSpec, Captured, CapturedTree, CaptureRule, Command, FileInfo
 from tidebox.model.events import EgressSeen, Event, Preparing
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.languages import Cell as CellKind
 from tidebox.model.limits import Limits
-from tidebox.model.order import Ending, Order, Sink
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.result import Usage
-from tidebox.model.runtimes import Features, Gauge, Report, ResolvedImage, Start
-from tidebox.model.switch import Switch
+from tidebox.model.runtimes import Features, Gauge, ResolvedImage, RuntimeReport, Start
 from tidebox.untrusted_files.trees import Tally, TreeLimits
 from tidebox.untrusted_files.watching import Change
 
 if TYPE_CHECKING:
-    from tidebox.model.outward import BoxEgress
+    from tidebox.model.requested_egress import BoxEgress
 
 
 class Exec(abc.ABC):
@@ -359,7 +359,7 @@ class Runtime(abc.ABC):
         """Remove what dead servers left, where that would wait for somebody to ask for this runtime."""
 
     @abc.abstractmethod
-    async def probe(self) -> Report:
+    async def probe(self) -> RuntimeReport:
         """What this runtime can enforce on this machine, found by trying."""
 
     @abc.abstractmethod
@@ -415,8 +415,8 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def run(
-        self, order: Order, sink: Sink, cancel: Switch | None = None, files: BoxFiles = NO_FILES
-    ) -> Coroutine[Any, Any, Ending]:
+        self, order: ExecutionRequest, sink: Sink, cancel: OneShotFlag | None = None, files: BoxFiles = NO_FILES
+    ) -> Coroutine[Any, Any, ExecutionOutcome]:
         """Run ``order``; events go to ``sink`` as they come. Raises only for failures that are not the program's."""
 
     def let_go(self, name: str) -> None:  # noqa: B027

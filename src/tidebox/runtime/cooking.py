@@ -11,9 +11,9 @@ from pathlib import Path
 from tidebox.errors import InvalidImage, UnsupportedOperation
 from tidebox.model.box import BoxSpec, CaptureRule
 from tidebox.model.events import Event, Output, Preparing
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.launch import WORKSPACE, plan_command
 from tidebox.model.limits import GIB, Limits
-from tidebox.model.order import Ending, Order, Sink
 from tidebox.model.packages import Packages, make_packages
 from tidebox.model.recipes import OUT, VERSION, Recipe, Step
 from tidebox.model.result import Outcome
@@ -21,7 +21,7 @@ from tidebox.runtime.images import Image, ImageStore, with_layers
 from tidebox.runtime.layers import Layer, Lock
 
 Tell = Callable[[Preparing], None]
-Run = Callable[[Order, Sink], Awaitable[Ending]]
+Run = Callable[[ExecutionRequest, Sink], Awaitable[ExecutionOutcome]]
 
 _ARCHITECTURES = {"x86_64": "x64", "aarch64": "arm64"}
 # Of each step: compilers are what needs most.
@@ -69,7 +69,7 @@ async def _taken(step: Step, image: Image, run: Run) -> Mapping[str, bytes]:
         if isinstance(event, Output):
             said.append(event.data)
 
-    order = Order(
+    order = ExecutionRequest(
         launch=replace(plan_command(step.command), direct=True),
         spec=BoxSpec(image=image.name, limits=_LIMITS),
         files={f"{WORKSPACE}/{name}": content for name, content in step.files},

@@ -14,10 +14,10 @@ from dataclasses import replace
 from tidebox.errors import BoxGone, ExecFailed, StartupTimeout, TideboxError
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.launch import WORKSPACE, Compilation, Program
-from tidebox.model.order import Ending, Order, Sink
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.result import ExecError, Outcome, Usage, conclude
-from tidebox.model.switch import Switch
 from tidebox.runtime.base import NO_FILES, Box, BoxFiles, Exec, Runner, Runtime
 from tidebox.runtime.diagnostics import Diagnostics
 from tidebox.runtime.kept import KeptBoxes
@@ -27,7 +27,7 @@ from tidebox.runtime.program import encode_program
 # Behind the host's own clock, for the case that the host cannot keep it.
 CPU_GRACE_SECONDS = 2
 _BREATH_SECONDS = 0.001
-NEVER_STARTED = Ending(
+NEVER_STARTED = ExecutionOutcome(
     outcome=Outcome.CANCELLED, exit_code=None, signal=None, usage=Usage(wall_seconds=0.0), captured=None
 )
 
@@ -42,7 +42,9 @@ class Driver(Runner):
         self._closing: set[asyncio.Task[None]] = set()
         self._kept = KeptBoxes(self._close)
 
-    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None, files: BoxFiles = NO_FILES) -> Ending:
+    async def run(
+        self, order: ExecutionRequest, sink: Sink, cancel: OneShotFlag | None = None, files: BoxFiles = NO_FILES
+    ) -> ExecutionOutcome:
         """Run ``order``; events go to ``sink`` as they come. Raises only for failures that are not the program's."""
         started = await self._start_in_time(order, cancel, files)
         if started is None:
@@ -71,14 +73,16 @@ class Driver(Runner):
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _shape(self, order: Order) -> CellKey:
+    def _shape(self, order: ExecutionRequest) -> CellKey:
         return CellKey.of(self._runtime, order.launch.cell, order.spec).blank
 
     def let_go(self, name: str) -> None:
         """Close the box that is kept under a name, if there is one."""
         self._kept.drop(name)
 
-    async def _start_in_time(self, order: Order, cancel: Switch | None, kept: BoxFiles) -> tuple[Box, Exec] | None:
+    async def _start_in_time(
+        self, order: ExecutionRequest, cancel: OneShotFlag | None, kept: BoxFiles
+    ) -> tuple[Box, Exec] | None:
         """The program in its box; None if it was cancelled before it was there."""
         limit = asyncio.timeout(order.startup_timeout)
 
@@ -101,7 +105,7 @@ class Driver(Runner):
             return None
         raise StartupTimeout(f"the program could not be started within {order.startup_timeout:g} s", step="start")
 
-    async def _start(self, order: Order, kept: BoxFiles) -> tuple[Box, Exec]:
+    async def _start(self, order: ExecutionRequest, kept: BoxFiles) -> tuple[Box, Exec]:
         launch, limits = order.launch, order.spec.limits
         program = _with_variables(launch.program, order.spec)
         if launch.compilation is not None:
@@ -142,7 +146,7 @@ class Driver(Runner):
             return box, await box.exec(_command(launch.command, program, cpu_seconds))
 
     async def _start_compiler(
-        self, order: Order, compilation: Compilation, program: Program, kept: BoxFiles
+        self, order: ExecutionRequest, compilation: Compilation, program: Program, kept: BoxFiles
     ) -> tuple[Box, Exec]:
         files = dict(order.files)
         if program.path:
@@ -153,7 +157,7 @@ class Driver(Runner):
             cpu_seconds = _cpu_seconds(order.spec.limits.compile_timeout)
             return box, await box.exec(_command(compilation.command, program, cpu_seconds))
 
-    async def _again(self, order: Order, kept: BoxFiles) -> Box | None:
+    async def _again(self, order: ExecutionRequest, kept: BoxFiles) -> Box | None:
         """The box of the last run of the same session, where it has the files that this one would be given."""
         box = self._kept.take(kept.keep_as, self._shape(order))
         if box is None:
@@ -208,7 +212,7 @@ def _cpu_seconds(timeout: float) -> int:
     return int(timeout) + 1 + CPU_GRACE_SECONDS
 
 
-def _files_of(order: Order, program: Program) -> dict[str, bytes]:
+def _files_of(order: ExecutionRequest, program: Program) -> dict[str, bytes]:
     """The files of an order, with what a parked process would have written itself; a program may be empty."""
     files = dict(order.files)
     if program.path and program.mode in ("exec", "script"):
@@ -237,7 +241,9 @@ async def _fill(box: Box, kept: BoxFiles, files: Mapping[str, bytes]) -> None:
 class _Watch:
     """Follows one program until it is over, by itself or because a limit was reached."""
 
-    def __init__(self, box: Box, program: Exec, order: Order, sink: Sink, cancel: Switch | None) -> None:
+    def __init__(
+        self, box: Box, program: Exec, order: ExecutionRequest, sink: Sink, cancel: OneShotFlag | None
+    ) -> None:
         self._box = box
         self._program = program
         self._order = order
@@ -251,7 +257,7 @@ class _Watch:
         self._stopping: asyncio.Task[None] | None = None
         self._helpers: list[asyncio.Task[None]] = []
 
-    async def ending(self, files: BoxFiles) -> Ending:
+    async def ending(self, files: BoxFiles) -> ExecutionOutcome:
         started = time.monotonic()
         if self._cancel is not None:
             self._cancel.on_set(self._on_cancel)
@@ -292,7 +298,7 @@ class _Watch:
         if self._order.capture is not None:
             captured = await self._box.capture(self._order.capture)
         await files.collect(self._box)
-        return Ending(
+        return ExecutionOutcome(
             outcome=outcome,
             exit_code=code,
             signal=number,

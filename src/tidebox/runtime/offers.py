@@ -10,10 +10,10 @@ from dataclasses import replace
 from tidebox.errors import InvalidImage, TideboxError, UnknownLanguage
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Output
+from tidebox.model.execution_request import ExecutionRequest
 from tidebox.model.languages import Language
 from tidebox.model.launch import plan_command
 from tidebox.model.limits import Limits
-from tidebox.model.order import Order
 from tidebox.model.runtimes import OfferedLanguage, Start
 from tidebox.runtime.base import Runtime
 from tidebox.runtime.runners import Runners
@@ -121,7 +121,7 @@ class Offers:
 
         launch = replace(plan_command(language.version), direct=True)
         await self._runners.run(
-            Order(launch=launch, spec=BoxSpec(runtime=runtime.name, image=image, limits=_LIMITS)), sink
+            ExecutionRequest(launch=launch, spec=BoxSpec(runtime=runtime.name, image=image, limits=_LIMITS)), sink
         )
         found = _VERSION.search(b"".join(said))
         return found[0].decode() if found is not None else None

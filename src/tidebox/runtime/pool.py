@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from tidebox.errors import TideboxError
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.limits import Limits
-from tidebox.model.outward import TRUST_VARIABLES
+from tidebox.model.requested_egress import TRUST_VARIABLES
 from tidebox.model.runtimes import Start
 from tidebox.runtime.base import Box, Exec, Runtime
 from tidebox.runtime.machine import processors

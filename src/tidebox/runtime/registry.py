@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from tidebox.errors import RuntimeUnavailable
-from tidebox.model.runtimes import Report, RuntimeInfo
+from tidebox.model.runtimes import RuntimeInfo, RuntimeReport
 from tidebox.runtime.base import Runtime
 
 RUNTIMES: Mapping[str, str] = {
@@ -40,7 +40,7 @@ def load(name: str) -> type[Runtime]:
     return found
 
 
-def describe(runtime: Runtime, report: Report) -> RuntimeInfo:
+def describe(runtime: Runtime, report: RuntimeReport) -> RuntimeInfo:
     """What clients are told of a runtime, with what was found when it was probed."""
     return RuntimeInfo(
         name=runtime.name,

@@ -19,14 +19,14 @@ from tidebox.errors import (
 )
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Preparing
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.images import HOST, LANGUAGE_IMAGES, image_of
 from tidebox.model.languages import BUILT_IN, Language, Languages
 from tidebox.model.launch import Launch
-from tidebox.model.order import Ending, Order, Sink
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.packages import NO_PACKAGES, Packages
 from tidebox.model.recipes import RECIPES
 from tidebox.model.runtimes import ResolvedImage
-from tidebox.model.switch import Switch
 from tidebox.runtime.base import NO_FILES, BoxFiles, Runner, Runtime
 from tidebox.runtime.driver import NEVER_STARTED, Driver
 from tidebox.runtime.pool import Pool
@@ -107,8 +107,8 @@ class Runners(Runner):
         self.default.pool.start()
 
     def run(
-        self, order: Order, sink: Sink, cancel: Switch | None = None, files: BoxFiles = NO_FILES
-    ) -> Coroutine[Any, Any, Ending]:
+        self, order: ExecutionRequest, sink: Sink, cancel: OneShotFlag | None = None, files: BoxFiles = NO_FILES
+    ) -> Coroutine[Any, Any, ExecutionOutcome]:
         """Run ``order`` on its runtime."""
         runner = self[order.spec.runtime or self._default]
         spec = order.spec
@@ -130,8 +130,8 @@ class Runners(Runner):
         return self._watched(runner.runtime.name, running)
 
     async def _run_provided(
-        self, runner: RuntimeRunner, order: Order, sink: Sink, cancel: Switch | None, files: BoxFiles
-    ) -> Ending:
+        self, runner: RuntimeRunner, order: ExecutionRequest, sink: Sink, cancel: OneShotFlag | None, files: BoxFiles
+    ) -> ExecutionOutcome:
         """Run ``order`` when its image is there, in what is then left of the time that its start may take."""
         loop = asyncio.get_running_loop()
         until = loop.time() + order.startup_timeout
@@ -154,7 +154,7 @@ class Runners(Runner):
         left = max(until - loop.time(), _LEAST_START_SECONDS)
         return await runner.driver.run(replace(order, startup_timeout=left), sink, cancel, files)
 
-    async def _watched(self, name: str, running: Coroutine[Any, Any, Ending]) -> Ending:
+    async def _watched(self, name: str, running: Coroutine[Any, Any, ExecutionOutcome]) -> ExecutionOutcome:
         try:
             return await running
         except RuntimeUnavailable:
@@ -235,14 +235,14 @@ class Runners(Runner):
         return replace(spec, image=image, packages=NO_PACKAGES, packages_for="")
 
     async def _run_prepared(
-        self, order: Order, prepare: Prepare, sink: Sink, cancel: Switch | None, files: BoxFiles
-    ) -> Ending:
+        self, order: ExecutionRequest, prepare: Prepare, sink: Sink, cancel: OneShotFlag | None, files: BoxFiles
+    ) -> ExecutionOutcome:
         spec = await self._prepared(prepare, sink, cancel)
         if spec is None:
             return NEVER_STARTED
         return await self.run(replace(order, spec=spec), sink, cancel, files)
 
-    async def _prepared(self, prepare: Prepare, sink: Sink, cancel: Switch | None) -> BoxSpec | None:
+    async def _prepared(self, prepare: Prepare, sink: Sink, cancel: OneShotFlag | None) -> BoxSpec | None:
         """What ``prepare`` makes of a box, while ``sink`` hears of it; None where it was cancelled meanwhile."""
         messages: asyncio.Queue[Preparing | None] = asyncio.Queue()
         preparing = asyncio.get_running_loop().create_task(prepare(messages.put_nowait))

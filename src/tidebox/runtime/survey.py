@@ -12,7 +12,7 @@ import logging
 import time
 
 from tidebox.errors import TideboxError
-from tidebox.model.runtimes import Report, Runtimes
+from tidebox.model.runtimes import RuntimeCatalog, RuntimeReport
 from tidebox.runtime import registry
 from tidebox.runtime.base import Runtime
 from tidebox.runtime.runners import Runners
@@ -28,17 +28,17 @@ _PAUSE_SECONDS = 1.0
 class Survey:
     """Probes the runtimes of one engine."""
 
-    def __init__(self, runners: Runners, runtimes: Runtimes, patience: float) -> None:
+    def __init__(self, runners: Runners, runtimes: RuntimeCatalog, patience: float) -> None:
         """``runtimes`` is told what is found, and asks for more; ``patience`` is how long a probe may take."""
         self._runners = runners
         self._runtimes = runtimes
         self._patience = patience
-        self._probes: dict[str, asyncio.Task[Report]] = {}
+        self._probes: dict[str, asyncio.Task[RuntimeReport]] = {}
         self._not_before: dict[str, float] = {}
         self._glanced: set[str] = set()
         """Those of which no more is known than that they may work."""
 
-    def begin(self, default: str) -> asyncio.Task[Report]:
+    def begin(self, default: str) -> asyncio.Task[RuntimeReport]:
         """Probe every runtime. What the default one can enforce is known with what stays as it is."""
         self._runtimes.infos = registry.known()
         self._runtimes.look_again = self._runners.on_unavailable = self.look_again
@@ -50,7 +50,7 @@ class Survey:
                 self._probe(name)
         return asyncio.get_running_loop().create_task(self._settled(default))
 
-    async def _settled(self, default: str) -> Report:
+    async def _settled(self, default: str) -> RuntimeReport:
         for name, probe in list(self._probes.items()):
             if name == default or not registry.load(name).external:
                 await probe
@@ -77,10 +77,10 @@ class Survey:
         self._glanced.add(name)
         self._probes[name] = asyncio.get_running_loop().create_task(self._glimpse(name), name=f"glance at {name}")
 
-    async def _glimpse(self, name: str) -> Report:
+    async def _glimpse(self, name: str) -> RuntimeReport:
         runtime = self._runners[name].runtime
         reason = runtime.absence()
-        report = Report(name, available=reason is None, findings=(), reason=reason)
+        report = RuntimeReport(name, available=reason is None, findings=(), reason=reason)
         self._found(runtime, report)
         if reason is None:
             try:
@@ -95,18 +95,18 @@ class Survey:
     def _probe(self, name: str) -> None:
         self._probes[name] = asyncio.get_running_loop().create_task(self._report(name), name=f"probe of {name}")
 
-    async def _report(self, name: str) -> Report:
+    async def _report(self, name: str) -> RuntimeReport:
         runtime = self._runners[name].runtime
         report = await runtime.probe() if not runtime.external else await self._patiently(runtime)
         self._found(runtime, report)
         return report
 
-    def _found(self, runtime: Runtime, report: Report) -> None:
+    def _found(self, runtime: Runtime, report: RuntimeReport) -> None:
         self._not_before[runtime.name] = time.monotonic() + _PAUSE_SECONDS
         found = registry.describe(runtime, report)
         self._runtimes.infos = tuple(found if info.name == runtime.name else info for info in self._runtimes.infos)
 
-    async def _patiently(self, runtime: Runtime) -> Report:
+    async def _patiently(self, runtime: Runtime) -> RuntimeReport:
         limit = asyncio.timeout(self._patience)
         try:
             async with limit:
@@ -117,7 +117,7 @@ class Survey:
             reason = f"it did not answer within {self._patience:g} s"
         except TideboxError as error:
             reason = error.message
-        return Report(runtime.name, available=False, findings=(), reason=reason)
+        return RuntimeReport(runtime.name, available=False, findings=(), reason=reason)
 
     async def close(self) -> None:
         """Give up the probes that are under way."""

@@ -26,15 +26,15 @@ from tidebox.errors import (
 )
 from tidebox.model.box import Captured
 from tidebox.model.events import EgressSeen, Output, Preparing
+from tidebox.model.execution_request import ExecutionOutcome, Sink
 from tidebox.model.images import HOST
 from tidebox.model.languages import BUILT_IN
 from tidebox.model.launch import WORKSPACE, Launch, inside_workspace
 from tidebox.model.limits import MIB, Limits
-from tidebox.model.order import Ending, Sink
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.packages import NO_PACKAGES, Packages
 from tidebox.model.result import ExecError, Outcome, Usage
 from tidebox.model.run import Reason
-from tidebox.model.switch import Switch
 from tidebox.sdk.errors import ConnectionLost, ServerProtocolError
 from tidebox.sdk.interpreter.client import AsyncInterpreter, abandon
 from tidebox.sdk.interpreter.entries import InputClosed, LogChunk, LogGap, LogTruncated, Progress, Reached
@@ -42,7 +42,7 @@ from tidebox.sdk.interpreter.results import Run
 from tidebox.sdk.interpreter.run_log import AsyncRunLog
 
 if TYPE_CHECKING:
-    from tidebox.model.outward import EgressAsk
+    from tidebox.model.requested_egress import RequestedEgress
 
 # What a request may have of files within it; more goes into a session of its own.
 _INLINE_BYTES, _INLINE_FILES, _INLINE_DEPTH = MIB, 1000, 10
@@ -102,7 +102,7 @@ class ServerEngine:
         runtime: str | None = None,
         image: str = HOST,
         packages: Packages = NO_PACKAGES,
-        egress: EgressAsk | None = None,
+        egress: RequestedEgress | None = None,
         files: Mapping[str, bytes] | None = None,
         artifacts: Iterable[str] = (),
         interactive: bool = False,
@@ -151,7 +151,7 @@ class ServerEngine:
         runtime: str | None,
         image: str,
         packages: Packages,
-        egress: EgressAsk | None,
+        egress: RequestedEgress | None,
         limits: Limits,
     ) -> str:
         """A session that has the files in it, for one run."""
@@ -185,13 +185,13 @@ class ServerEngine:
         runtime: str | None = None,
         image: str = HOST,
         packages: Packages = NO_PACKAGES,
-        egress: EgressAsk | None = None,
+        egress: RequestedEgress | None = None,
         stdin: bytes | AsyncIterator[bytes] | None = None,
         files: Mapping[str, bytes] | None = None,
         artifacts: Iterable[str] = (),
-        cancel: Switch | None = None,
+        cancel: OneShotFlag | None = None,
         on_egress: Callable[[EgressSeen], None] | None = None,
-    ) -> Ending:
+    ) -> ExecutionOutcome:
         """Run one program in a fresh box of the server.
 
         Cancelling the call cancels the run, unless ``cancel`` has asked for that before: then it is left to the server.
@@ -275,7 +275,7 @@ class _RunFollower:
         self._held_back: LogChunk | None = None
         self._cancelling: asyncio.Task[Any] | None = None
 
-    async def end(self, stdin: bytes | AsyncIterator[bytes] | None, cancel: Switch | None) -> Run:
+    async def end(self, stdin: bytes | AsyncIterator[bytes] | None, cancel: OneShotFlag | None) -> Run:
         """The run when it is over."""
         if cancel is not None:
             cancel.on_set(self._cancel)
@@ -414,7 +414,7 @@ def _in_force(run: Run, asked: Limits) -> Limits:
     )
 
 
-def _ending(launch: Launch, run: Run, decided: Outcome | None) -> Ending:
+def _ending(launch: Launch, run: Run, decided: Outcome | None) -> ExecutionOutcome:
     """Make the ending of a run; raises if its program did not come to run, or was lost."""
     try:
         reason = Reason(run.reason_code)
@@ -435,7 +435,7 @@ def _ending(launch: Launch, run: Run, decided: Outcome | None) -> Ending:
     else:
         raise _ERRORS.get(reason, InternalError)(message, reason=reason.value, run_id=run.id)
     used = run.resource_usage
-    return Ending(
+    return ExecutionOutcome(
         outcome=outcome,
         exit_code=run.exit_code if outcome in (Outcome.EXITED, Outcome.COMPILE_FAILED) else None,
         signal=run.signal,

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from tidebox.errors import Conflict
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim
-from tidebox.model.listing import RunPage, RunQuery
 from tidebox.model.node import Owner
 from tidebox.model.run import Run, Transition
+from tidebox.model.run_query import RunPage, RunQuery
+from tidebox.model.run_series import Course
+from tidebox.model.run_totals import Summary
 from tidebox.model.sandbox import Binding
-from tidebox.model.series import Course
 from tidebox.model.session import Session, SessionState
-from tidebox.model.summary import Summary
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from tidebox.api.fathom.requests import (
     MessageRefused,
     parse,
 )
+from tidebox.model.execution_request import ExecutionRequest
 from tidebox.model.languages import ALWAYS
 from tidebox.model.limits import MIB
-from tidebox.model.order import Order
 from tidebox.protocols.fathom import Cancel, Execute, Ping
 
 MISSING = object()
@@ -53,12 +53,12 @@ def execute(**changes: Any) -> dict[str, Any]:
     return message
 
 
-def parsed_whole(text: str) -> Order | None:
+def parsed_whole(text: str) -> ExecutionRequest | None:
     request = parse(text)
     return make_order(request, dict.fromkeys(ALWAYS, "host")) if isinstance(request, Execute) else None
 
 
-def order_of(text: str) -> Order:
+def order_of(text: str) -> ExecutionRequest:
     order = parsed_whole(text)
     assert order is not None
     return order

@@ -17,18 +17,18 @@ from tests.api.interpreter.service import Service, error_of
 from tidebox.broker.runs.planning import Planner, Requester
 from tidebox.errors import InvalidRequest, InvalidSpecVersion, PolicyUnsupported
 from tidebox.model.egress import make_allowlist
-from tidebox.model.outward import EgressRules
 from tidebox.model.policy import (
     TRUST_PROFILES,
     Policy,
-    Request,
+    ResourceRequest,
     bounds_of,
     check_spec_version,
     hashed_policy,
     policy_hash,
     terms_of,
 )
-from tidebox.model.runtimes import Features, ResolvedImage, RuntimeInfo, Runtimes
+from tidebox.model.requested_egress import EgressRules
+from tidebox.model.runtimes import Features, ResolvedImage, RuntimeCatalog, RuntimeInfo
 
 DEFAULT_HASH = "55910d18f4d8ed7f0db0cad024ba19b5534dbea5bba00953f75f131a071af2c9"
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "interpreter.md"
@@ -97,7 +97,7 @@ def test_one_and_one_point_zero_are_one_number() -> None:
 
 
 def test_the_default_limits() -> None:
-    terms = terms_of(Policy(), Request())
+    terms = terms_of(Policy(), ResourceRequest())
     assert terms.shown() == {
         "cpu": 1,
         "memory_mb": 512,
@@ -110,7 +110,7 @@ def test_the_default_limits() -> None:
 
 
 def test_a_machine_with_less_than_the_default_gives_what_it_has() -> None:
-    terms = terms_of(Policy(max_cpu=0.5, max_mem_mb=128, max_exec_timeout_sec=10), Request())
+    terms = terms_of(Policy(max_cpu=0.5, max_mem_mb=128, max_exec_timeout_sec=10), ResourceRequest())
     assert (terms.cpu, terms.memory_mb, terms.timeout_sec) == (0.5, 128, 10)
 
 
@@ -125,7 +125,7 @@ policies = st.builds(
     max_startup_timeout_sec=st.floats(0.1, 86400),
 )
 requests = st.builds(
-    Request,
+    ResourceRequest,
     cpu=st.none() | numbers,
     memory_mb=st.none() | st.integers(1, 10**9),
     pids=st.none() | st.integers(1, 10**9),
@@ -136,7 +136,9 @@ requests = st.builds(
 
 
 @given(policies, requests, st.none() | requests)
-def test_nothing_that_is_asked_for_widens_the_policy(policy: Policy, request: Request, session: Request | None) -> None:
+def test_nothing_that_is_asked_for_widens_the_policy(
+    policy: Policy, request: ResourceRequest, session: ResourceRequest | None
+) -> None:
     terms = terms_of(policy, request, session)
     assert terms.cpu <= policy.max_cpu
     assert terms.memory_mb <= policy.max_mem_mb
@@ -146,7 +148,9 @@ def test_nothing_that_is_asked_for_widens_the_policy(policy: Policy, request: Re
 
 
 @given(policies, requests, requests)
-def test_a_run_is_never_trusted_more_than_its_session(policy: Policy, request: Request, session: Request) -> None:
+def test_a_run_is_never_trusted_more_than_its_session(
+    policy: Policy, request: ResourceRequest, session: ResourceRequest
+) -> None:
     trust = terms_of(policy, request, session).trust_level
     levels = list(TRUST_PROFILES)
     for asked in (request.trust_level, session.trust_level):
@@ -163,7 +167,7 @@ def test_profiles_only_narrow(trust: str) -> None:
 
 
 def test_what_cannot_be_enforced_is_refused() -> None:
-    planner = Planner(Policy(), Runtimes(lambda runtime, image, user: ResolvedImage(image, "")), EgressRules())
+    planner = Planner(Policy(), RuntimeCatalog(lambda runtime, image, user: ResolvedImage(image, "")), EgressRules())
     able = RuntimeInfo(name="native", available=True, boundary="namespaces", features=Features(egress=True))
     unable = RuntimeInfo(name="native", available=True, boundary="namespaces")
     user = Requester("ada", owner=False)
@@ -172,16 +176,16 @@ def test_what_cannot_be_enforced_is_refused() -> None:
             planner.way_out(runtime, "allowlist", [None], user)
     listed = Planner(
         planner.policy,
-        Runtimes(lambda runtime, image, user: ResolvedImage(image, "")),
+        RuntimeCatalog(lambda runtime, image, user: ResolvedImage(image, "")),
         EgressRules(server=make_allowlist(["a.test"])),
     )
     assert listed.way_out(able, "allowlist", [None], user) is not None
     with pytest.raises(PolicyUnsupported):
         listed.way_out(unable, "allowlist", [None], user)
     with pytest.raises(InvalidRequest):
-        terms_of(Policy(), Request(network_policy="allowlist"), Request(network_policy="deny_all"))
+        terms_of(Policy(), ResourceRequest(network_policy="allowlist"), ResourceRequest(network_policy="deny_all"))
     with pytest.raises(InvalidRequest):
-        terms_of(Policy(), Request(trust_level="boundless"))
+        terms_of(Policy(), ResourceRequest(trust_level="boundless"))
 
 
 def test_versions() -> None:

@@ -22,10 +22,10 @@ from tidebox.broker.storage.log_frames import LogFrame
 from tidebox.errors import BoxGone, ShuttingDown
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.execution_request import ExecutionRequest
 from tidebox.model.launch import plan_code
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.log import Began, Ended, LogEntry, PhaseChanged, Truncated
-from tidebox.model.order import Order
 from tidebox.model.result import Outcome
 from tidebox.model.run import Phase, Reason, Run, RunFacts
 
@@ -57,8 +57,8 @@ def play(box_run: BoxRunner, tmp_path: Path) -> Play:
     return run
 
 
-def order(code: str, **limits: Any) -> Order:
-    return Order(launch=plan_code("python", code), spec=BoxSpec(limits=Limits(**limits)))
+def order(code: str, **limits: Any) -> ExecutionRequest:
+    return ExecutionRequest(launch=plan_code("python", code), spec=BoxSpec(limits=Limits(**limits)))
 
 
 async def over(broker: Broker, run: Run) -> tuple[Run, list[LogEntry]]:

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 from tidebox.api.answers import Page, Quantity
 from tidebox.api.services import Services
 from tidebox.api.signed_urls import base_url
-from tidebox.model.moments import iso_time
 from tidebox.model.sandbox import Binding, Capability, Grant, SandboxState, token_scopes
+from tidebox.model.timestamps import iso_time
 from tidebox.protocols.access import PROTOCOL_VERSION, REFRESH
 
 

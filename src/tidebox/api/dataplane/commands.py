@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from tidebox.errors import InvalidRequest
 from tidebox.model.box import Command
+from tidebox.model.command_size import check_command_size
 from tidebox.model.launch import WORKSPACE
-from tidebox.model.words import check_words
 from tidebox.protocols.dataplane.routes import MAX_PATH_BYTES
 
 MAX_ARGUMENTS = 4096
@@ -48,7 +48,7 @@ def make_command(
     for name, value in env.items():
         _size(name, "env")
         _size(value, "env")
-    check_words(argv, env)
+    check_command_size(argv, env)
     return Command(
         argv=argv,
         env={**_TERMINAL_ENV, **env} if terminal is not None else env,

@@ -18,8 +18,8 @@ from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.sandboxes.processes import ProcessTable
 from tidebox.broker.sandboxes.sandbox import Gate, SandboxAccess
 from tidebox.errors import InvalidRequest, TideboxError, Unauthorized
-from tidebox.model.moments import iso_time
 from tidebox.model.sandbox import named
+from tidebox.model.timestamps import iso_time
 from tidebox.protocols.codec import ErrorBody, encodable, text_of
 from tidebox.protocols.dataplane.frames import Auth, AuthOk, Close, Error, Ping, Pong, Request, decode_request
 

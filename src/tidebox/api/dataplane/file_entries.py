@@ -8,7 +8,7 @@ from typing import cast
 from tidebox.api.dataplane.commands import box_path
 from tidebox.errors import InvalidRequest
 from tidebox.model.box import FileInfo
-from tidebox.model.moments import iso_time
+from tidebox.model.timestamps import iso_time
 from tidebox.protocols.dataplane.routes import FileEntry, FileType
 
 _PERMISSIONS = 0o7777

@@ -19,9 +19,9 @@ from tidebox.broker.broker import Broker
 from tidebox.broker.runs.ephemeral import EphemeralExecution
 from tidebox.errors import Busy, ExecFailed, InvalidRequest, TideboxError, UnknownLanguage
 from tidebox.model.events import Event, Output, Started, StreamName
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest
 from tidebox.model.languages import Languages
 from tidebox.model.limits import MIB
-from tidebox.model.order import Ending, Order
 from tidebox.model.principal import Caller
 from tidebox.model.result import Outcome, Usage
 from tidebox.protocols.fathom import Cancel, Code, Execute, Ping, Request, ResourceUsage, Status
@@ -68,7 +68,7 @@ class _ConnectedExecution:
 
     __slots__ = ("id", "execution", "_outbox", "_order", "_streams", "_over_by")
 
-    def __init__(self, id: str, order: Order, outbox: FathomOutbox) -> None:
+    def __init__(self, id: str, order: ExecutionRequest, outbox: FathomOutbox) -> None:
         self.id = id
         self.execution: EphemeralExecution | None = None
         self._order = order
@@ -116,7 +116,7 @@ class _ConnectedExecution:
         """Send how the execution ended: its status, result or error."""
         assert self.execution is not None
         ending = self.execution.ended
-        if isinstance(ending, Ending) and ending.not_started is not None:
+        if isinstance(ending, ExecutionOutcome) and ending.not_started is not None:
             line = ending.not_started.stderr
             self._outbox.put_output(self.id, "stderr", self._streams["stderr"].feed(line), len(line))
         self._flush()
@@ -137,7 +137,7 @@ class _ConnectedExecution:
                 self._outbox.put_output(self.id, name, text, len(text))
 
 
-def _status(ending: Ending) -> Status:
+def _status(ending: ExecutionOutcome) -> Status:
     if ending.outcome is Outcome.EXITED:
         return Status.COMPLETED if ending.exit_code == 0 else Status.FAILED
     return _STATUS[ending.outcome]

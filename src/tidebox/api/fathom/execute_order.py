@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from tidebox.api.fathom.requests import MAX_CODE_BYTES, MAX_STDIN_BYTES, MessageRefused, parse_env, shown
 from tidebox.model.box import BoxSpec
+from tidebox.model.execution_request import ExecutionRequest
 from tidebox.model.languages import BUILT_IN, Languages
 from tidebox.model.launch import plan_code
 from tidebox.model.limits import MIB, RANGES, Limits
-from tidebox.model.order import Order
 from tidebox.protocols.fathom import Execute
 
 DEFAULT_CPU_SHARES = 512
@@ -44,7 +44,7 @@ def make_order(
     languages: Mapping[str, str],
     known: Languages = BUILT_IN,
     compile_timeout: float = Limits().compile_timeout,
-) -> Order:
+) -> ExecutionRequest:
     """Make the order for a request; raises MessageRefused. ``languages`` are those that have an image, with it."""
     if request.language not in languages:
         available = ", ".join(language.name for language in known if language.name in languages)
@@ -55,7 +55,7 @@ def make_order(
     spec = _box(request, languages[request.language], compile_timeout)
     env = parse_env(request)
     launch = plan_code(request.language, code, env=env, memory=spec.limits.memory, languages=known)
-    return Order(launch=launch, spec=spec, stdin=stdin)
+    return ExecutionRequest(launch=launch, spec=spec, stdin=stdin)
 
 
 def _box(request: Execute, image: str, compile_timeout: float) -> BoxSpec:

@@ -28,10 +28,10 @@ from tidebox.api.interpreter.runs import RunId
 from tidebox.api.interpreter.stream_urls import stream_url
 from tidebox.api.route_dependencies import AdminDep, ServicesDep, errors
 from tidebox.broker.audit.query import AuditQuery
-from tidebox.model.listing import RunQuery
-from tidebox.model.moments import moment
 from tidebox.model.run import Phase
-from tidebox.model.series import make_series
+from tidebox.model.run_query import RunQuery
+from tidebox.model.run_series import make_series
+from tidebox.model.timestamps import moment
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 

@@ -11,10 +11,10 @@ from tidebox.api.answers import Page, Quantity, Slice
 from tidebox.api.interpreter.run_answers import COMPLETED_RUN, ResourceUsage
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim
-from tidebox.model.moments import iso_time, moment
 from tidebox.model.run import Phase, Run
-from tidebox.model.series import PERCENTILES, Series
-from tidebox.model.summary import Summary, Totals
+from tidebox.model.run_series import PERCENTILES, RunSeries
+from tidebox.model.run_totals import Summary, Totals
+from tidebox.model.timestamps import iso_time, moment
 
 
 class AdminRun(BaseModel):
@@ -244,7 +244,7 @@ class SeriesAnswer(BaseModel):
     usage: list[DayUsage] = Field(description="By day and user, the last day first.")
 
     @classmethod
-    def of(cls, series: Series, begin: float, end: float, *, complete: bool) -> Self:
+    def of(cls, series: RunSeries, begin: float, end: float, *, complete: bool) -> Self:
         """``series`` of the runs between two times."""
         return cls(
             window=Window(from_=iso_time(begin), to=iso_time(end)),

@@ -33,8 +33,8 @@ from tidebox.api.services import Services
 from tidebox.broker.storage.artifacts import RunArtifacts
 from tidebox.errors import InvalidRequest, NotFound
 from tidebox.model.artifact import Artifact
-from tidebox.model.moments import iso_time
 from tidebox.model.run import Run
+from tidebox.model.timestamps import iso_time
 
 router = APIRouter(tags=["artifacts"])
 

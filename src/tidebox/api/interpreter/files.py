@@ -26,7 +26,7 @@ from tidebox.broker.storage.uploads import IncomingUpload, UploadResult
 from tidebox.broker.storage.workspace_store import KeptFile
 from tidebox.errors import InvalidRequest, PayloadTooLarge
 from tidebox.model.launch import WORKSPACE
-from tidebox.model.moments import iso_time
+from tidebox.model.timestamps import iso_time
 from tidebox.protocols.documents import check_values
 from tidebox.untrusted_files.kinds import HEAD_BYTES, content_type
 from tidebox.untrusted_files.names import MAX_PATH_BYTES, split_name

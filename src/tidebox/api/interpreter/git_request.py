@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tidebox.broker.storage.git_fetch import MAX_DEPTH, MAX_PATCH_BYTES
-from tidebox.model.source import GitSource
+from tidebox.model.git_source import GitSource
 
 _PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 _URL = rf"^(?:https?|git)://[A-Za-z0-9.-]+(?::(?:{_PORT}))?/+[!-\"$-.0->@-~][!-~]*$"

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from tidebox.api.egress import EgressRequest
 from tidebox.api.interpreter.git_request import GitRequest, Number
 from tidebox.api.packages import PackagesRequest
-from tidebox.model.words import MAX_WORD_BYTES
+from tidebox.model.command_size import MAX_WORD_BYTES
 
 MAX_ARGUMENTS = 4096
 MAX_VARIABLES = 256

@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field
 from tidebox.api.answers import Page, Quantity
 from tidebox.api.interpreter.idempotency_details import NO_DETAILS, Details
 from tidebox.model.limits import MIB
-from tidebox.model.moments import iso_time, moment
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import EgressUsage, Usage
 from tidebox.model.run import Phase, Reason, Run, RunFacts
+from tidebox.model.timestamps import iso_time, moment
 
 
 class Limits(BaseModel):

@@ -24,10 +24,10 @@ from tidebox.broker.runs.planning import RequestedRun, inline_files, packages_of
 from tidebox.broker.runs.stdin import StdinRules
 from tidebox.errors import Forbidden, InvalidRequest
 from tidebox.model import policy
-from tidebox.model.listing import RunQuery
+from tidebox.model.git_source import GitSource
 from tidebox.model.principal import Caller
 from tidebox.model.run import Phase
-from tidebox.model.source import GitSource
+from tidebox.model.run_query import RunQuery
 
 router = APIRouter(tags=["runs"], route_class=DocumentRoute)
 
@@ -84,7 +84,7 @@ def _order(services: Services, caller: Caller, body: RunRequest) -> RequestedRun
     return RequestedRun(
         spec_version=body.spec_version,
         command=body.command,
-        asked=policy.Request(
+        asked=policy.ResourceRequest(
             cpu=body.cpu,
             memory_mb=body.memory,
             pids=body.pids,

@@ -16,13 +16,13 @@ from tidebox.api.interpreter.requests import SessionRequest
 from tidebox.api.route_dependencies import CallerDep, DocumentRoute, IdempotencyKey, ServicesDep, claim_of, errors
 from tidebox.api.services import Services
 from tidebox.broker.runs.planning import patient, require_layers
+from tidebox.model.command_size import check_command_size
 from tidebox.model.ids import new_id
 from tidebox.model.images import HOST
-from tidebox.model.moments import iso_time
-from tidebox.model.policy import Request, boundary_for, check_spec_version, terms_of
+from tidebox.model.policy import ResourceRequest, boundary_for, check_spec_version, terms_of
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.session import Session, SessionState
-from tidebox.model.words import check_words
+from tidebox.model.timestamps import iso_time
 
 router = APIRouter(tags=["sessions"], route_class=DocumentRoute)
 
@@ -127,7 +127,7 @@ async def create_session(
 ) -> SessionAnswer:
     """Make a workspace that several runs share until its time is over."""
     check_spec_version(services.policy, body.spec_version)
-    check_words((), body.env)
+    check_command_size((), body.env)
     claim = claim_of("sessions", caller, idempotency_key, body.model_dump(mode="json", exclude_unset=True))
     receipt = await services.broker.sessions.create(caller, _new_session(services, caller, body), claim)
     return SessionAnswer.of(receipt.session, Details.of(idempotency_key, receipt.answered))
@@ -135,7 +135,7 @@ async def create_session(
 
 def _new_session(services: Services, caller: Caller, body: SessionRequest) -> Session:
     policy = services.policy
-    asked = Request(
+    asked = ResourceRequest(
         cpu=body.cpu,
         memory_mb=body.memory,
         pids=body.pids,

@@ -13,8 +13,8 @@ from tidebox.errors import TideboxError
 from tidebox.model.events import EgressSeen, Output, Preparing
 from tidebox.model.limits import MIB
 from tidebox.model.log import Began, Ended, Heartbeat, InputClosed, PhaseChanged, Truncated
-from tidebox.model.moments import moment
 from tidebox.model.run import Run
+from tidebox.model.timestamps import moment
 
 MAX_MESSAGE_BYTES = 64 * 1024
 """The longest frame."""

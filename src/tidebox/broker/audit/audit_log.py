@@ -23,8 +23,8 @@ import msgspec
 
 from tidebox.broker.audit.query import AuditQuery, find_events
 from tidebox.errors import AuditUnavailable
-from tidebox.model.moments import iso_time
 from tidebox.model.principal import Caller
+from tidebox.model.timestamps import iso_time
 
 _log = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from tidebox.broker.internal_errors import internal_error
 from tidebox.broker.run_metrics import RunMetrics
 from tidebox.broker.runs.scheduler import Scheduler, Ticket, TicketState
 from tidebox.errors import QueueExpired, ShuttingDown, TideboxError
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.ids import new_id
-from tidebox.model.order import Ending, Order, Sink
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.principal import Caller
 from tidebox.model.result import Outcome, Usage
 from tidebox.model.run import Conclusion, conclusion_of, conclusion_of_failure
-from tidebox.model.switch import Switch
 from tidebox.runtime.base import Runner
 
-_NEVER_STARTED = Ending(
+_NEVER_STARTED = ExecutionOutcome(
     outcome=Outcome.CANCELLED, exit_code=None, signal=None, usage=Usage(wall_seconds=0.0), captured=None
 )
 
@@ -28,7 +28,7 @@ class EphemeralExecution:
     def __init__(
         self,
         caller: Caller,
-        order: Order,
+        order: ExecutionRequest,
         sink: Sink,
         *,
         runner: Runner,
@@ -45,13 +45,13 @@ class EphemeralExecution:
         self._scheduler = scheduler
         self.metrics = metrics
         self._on_over = on_over
-        self._cancel = Switch()
-        self.over = Switch()
+        self._cancel = OneShotFlag()
+        self.over = OneShotFlag()
         self._shut_down = False
         self._task: asyncio.Task[None] | None = None
-        self._ended: Ending | TideboxError | None = None
+        self._ended: ExecutionOutcome | TideboxError | None = None
 
-    async def ending(self) -> Ending:
+    async def ending(self) -> ExecutionOutcome:
         """How it ended, once it has; raises what kept it from ending by itself."""
         await self.over.wait()
         if isinstance(self.ended, TideboxError):
@@ -59,7 +59,7 @@ class EphemeralExecution:
         return self.ended
 
     @property
-    def ended(self) -> Ending | TideboxError:
+    def ended(self) -> ExecutionOutcome | TideboxError:
         """How it ended, or what kept it from ending by itself, now that it is over."""
         assert self._ended is not None
         return self._ended
@@ -99,7 +99,7 @@ class EphemeralExecution:
         self._finish(QueueExpired("no slot became free in time"))
 
     async def _run(self) -> None:
-        ended: Ending | TideboxError
+        ended: ExecutionOutcome | TideboxError
         try:
             ended = await self._runner.run(self._order, self._sink, self._cancel)
         except asyncio.CancelledError:
@@ -111,8 +111,8 @@ class EphemeralExecution:
         self._scheduler.release(self.ticket)
         self._finish(ended)
 
-    def _finish(self, ended: Ending | TideboxError) -> None:
-        if self._shut_down and isinstance(ended, Ending) and ended.outcome is Outcome.CANCELLED:
+    def _finish(self, ended: ExecutionOutcome | TideboxError) -> None:
+        if self._shut_down and isinstance(ended, ExecutionOutcome) and ended.outcome is Outcome.CANCELLED:
             ended = ShuttingDown("the server was shut down")
         self._ended = ended
         self._on_over(self)

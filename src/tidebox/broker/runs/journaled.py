@@ -46,7 +46,6 @@ from tidebox.model.events import EgressSeen
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.ids import new_id
 from tidebox.model.limits import MIB
-from tidebox.model.listing import RunPage, RunQuery
 from tidebox.model.log import Ended, PhaseChanged
 from tidebox.model.node import NOBODY, Owner
 from tidebox.model.packages import Packages
@@ -62,6 +61,7 @@ from tidebox.model.run import (
     conclusion_of_failure,
     ended,
 )
+from tidebox.model.run_query import RunPage, RunQuery
 from tidebox.runtime.base import Runner
 from tidebox.store.base import Creation, Estate, Store
 

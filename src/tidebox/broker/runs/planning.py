@@ -12,20 +12,29 @@ from tidebox.broker.runs.run_plan import RunPlan
 from tidebox.broker.runs.stdin import StdinRules
 from tidebox.errors import InvalidRequest, PayloadTooLarge, PolicyUnsupported, UnknownImage
 from tidebox.model.box import BoxSpec
+from tidebox.model.command_size import check_command_size
 from tidebox.model.egress import Allowlist, allowlist_of
+from tidebox.model.git_source import GitSource
 from tidebox.model.ids import new_id
 from tidebox.model.images import HOST
 from tidebox.model.languages import BUILT_IN, Languages
 from tidebox.model.launch import WORKSPACE, Launch, plan_command, plan_file
 from tidebox.model.limits import MIB
-from tidebox.model.outward import BoxEgress, EgressAsk, EgressRules, read_ask
 from tidebox.model.packages import NO_PACKAGES, Packages, make_packages
-from tidebox.model.policy import ALLOWLIST, DENY_ALL, Policy, Request, Terms, boundary_for, policy_hash, terms_of
+from tidebox.model.policy import (
+    ALLOWLIST,
+    DENY_ALL,
+    Policy,
+    ResourceRequest,
+    RunTerms,
+    boundary_for,
+    policy_hash,
+    terms_of,
+)
+from tidebox.model.requested_egress import BoxEgress, EgressRules, RequestedEgress, read_requested_egress
 from tidebox.model.run import RunFacts
-from tidebox.model.runtimes import RuntimeInfo, Runtimes
+from tidebox.model.runtimes import RuntimeCatalog, RuntimeInfo
 from tidebox.model.session import Session
-from tidebox.model.source import GitSource
-from tidebox.model.words import check_words
 from tidebox.untrusted_files.names import refuse, split_name
 
 MAX_INLINE_BYTES = MIB
@@ -47,7 +56,7 @@ class RequestedRun:
 
     spec_version: str
     command: Sequence[str]
-    asked: Request
+    asked: ResourceRequest
     runtime: str | None = None
     base_image: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +66,7 @@ class RequestedRun:
     git: GitSource | None = None
     interactive: StdinRules | None = None
     packages: Packages = NO_PACKAGES
-    egress: EgressAsk | None = None
+    egress: RequestedEgress | None = None
     language: str = ""
     """Where given, the command is a file of the workspace in that language, and the program's arguments."""
 
@@ -66,7 +75,7 @@ class Planner:
     """Knows the policy, the runtimes and what programs may reach."""
 
     def __init__(
-        self, policy: Policy, runtimes: Runtimes, egress: EgressRules, languages: Languages = BUILT_IN
+        self, policy: Policy, runtimes: RuntimeCatalog, egress: EgressRules, languages: Languages = BUILT_IN
     ) -> None:
         self.policy = policy
         self.egress = egress
@@ -89,7 +98,7 @@ class Planner:
         assert base_image is not None
         image, digest = self._resolve(runtime.name, base_image, order)
         env = {**session.env, **order.env} if session is not None else dict(order.env)
-        check_words(order.command, env)
+        check_command_size(order.command, env)
         labels = {**session.labels, **order.labels} if session is not None else dict(order.labels)
         asks = [egress_of_session(session) if session is not None else None, order.egress]
         former = former_allowlist(session) if session is not None else None
@@ -125,7 +134,7 @@ class Planner:
         self,
         runtime: RuntimeInfo,
         network: str,
-        asks: Sequence[EgressAsk | None],
+        asks: Sequence[RequestedEgress | None],
         user: Requester,
         former: Allowlist | None = None,
     ) -> BoxEgress | None:
@@ -145,7 +154,7 @@ class Planner:
             )
         return self.egress.agree(given, user=user.name, owner=user.owner, former=former, box=new_id("box"))
 
-    def _spec(self, runtime: str, image: str, terms: Terms) -> BoxSpec:
+    def _spec(self, runtime: str, image: str, terms: RunTerms) -> BoxSpec:
         return BoxSpec(
             runtime=runtime,
             image=image,
@@ -153,7 +162,7 @@ class Planner:
             executable=not self.policy.workspace_noexec,
         )
 
-    def _launch(self, order: RequestedRun, env: Mapping[str, str], terms: Terms) -> Launch:
+    def _launch(self, order: RequestedRun, env: Mapping[str, str], terms: RunTerms) -> Launch:
         if not order.language:
             return plan_command(order.command, env=env)
         name, *arguments = order.command
@@ -186,7 +195,7 @@ class Planner:
         return image.name, image.digest or None
 
 
-def patient(asked: Request, packages: Packages, policy: Policy) -> Request:
+def patient(asked: ResourceRequest, packages: Packages, policy: Policy) -> ResourceRequest:
     """Return the request, with the longest startup timeout where packages may have to be fetched first."""
     if not packages or asked.startup_timeout_sec is not None:
         return asked
@@ -205,10 +214,10 @@ def packages_of_session(session: Session) -> Packages:
     return make_packages(kept.get("python", ()), kept.get("node", ()))
 
 
-def egress_of_session(session: Session) -> EgressAsk | None:
+def egress_of_session(session: Session) -> RequestedEgress | None:
     """Return the egress that a session requests for its runs."""
     kept = session.policy.get("egress")
-    return None if kept is None else read_ask(kept)
+    return None if kept is None else read_requested_egress(kept)
 
 
 def former_allowlist(session: Session) -> Allowlist | None:
@@ -217,10 +226,10 @@ def former_allowlist(session: Session) -> Allowlist | None:
     return None if kept is None else allowlist_of(kept)
 
 
-def asked_by(session: Session) -> Request:
+def asked_by(session: Session) -> ResourceRequest:
     """Return the limits that runs of a session default to."""
     kept = session.policy
-    return Request(
+    return ResourceRequest(
         cpu=kept.get("cpu"),
         memory_mb=kept.get("memory_mb"),
         pids=kept.get("pids"),

@@ -10,11 +10,11 @@ import msgspec
 from tidebox.broker.runs.stdin import StdinRules
 from tidebox.errors import InvalidRequest
 from tidebox.model.box import BoxSpec
+from tidebox.model.execution_request import CANCEL_GRACE_SECONDS, STARTUP_SECONDS, ExecutionRequest
+from tidebox.model.git_source import GitSource
 from tidebox.model.launch import Launch
 from tidebox.model.limits import MIB, RANGES
-from tidebox.model.order import CANCEL_GRACE_SECONDS, STARTUP_SECONDS, Order
-from tidebox.model.outward import BoxEgress
-from tidebox.model.source import GitSource
+from tidebox.model.requested_egress import BoxEgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,10 @@ class RunPlan:
     egress: BoxEgress | None = None
     """Beside ``spec`` until it is run: by then the server's list may be another one."""
 
-    def order(self, stdin: AsyncIterator[bytes] | None, user: str = "") -> Order:
+    def order(self, stdin: AsyncIterator[bytes] | None, user: str = "") -> ExecutionRequest:
         """Return the order for the runtime. Output is cut where it is logged: it is no reason to stop the program."""
         unlimited = replace(self.spec.limits, output=int(RANGES["output"].high))
-        return Order(
+        return ExecutionRequest(
             launch=self.launch,
             spec=replace(self.spec, limits=unlimited, packages_for=user, egress=self.egress),
             files=self.files,

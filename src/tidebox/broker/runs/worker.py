@@ -23,6 +23,7 @@ from tidebox.broker.runs.stdin import StdinFeed
 from tidebox.errors import QueueExpired, ShuttingDown, StoreInDoubt, StoreUnavailable, TideboxError
 from tidebox.model.events import EgressSeen, Event, Exited, Output, Preparing, Started
 from tidebox.model.log import Began, InputClosed, PhaseChanged, Truncated
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.packages import PACKAGE_ERRORS, Packages
 from tidebox.model.result import Outcome
 from tidebox.model.run import (
@@ -37,7 +38,6 @@ from tidebox.model.run import (
     conclusion_of_failure,
     ended,
 )
-from tidebox.model.switch import Switch
 from tidebox.runtime.base import Runner
 from tidebox.store.base import Store
 
@@ -96,8 +96,8 @@ class Worker:
         self._verdict: Conclusion | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._queue_outcome: asyncio.Future[QueueOutcome] = asyncio.get_running_loop().create_future()
-        self._cancel = Switch()
-        self._kill = Switch()
+        self._cancel = OneShotFlag()
+        self._kill = OneShotFlag()
         self._shut_down = False
         self._startup: asyncio.Timeout | None = None
         self._image_digest: str | None = None

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from tidebox.broker.internal_errors import internal_error
 from tidebox.broker.sandboxes.sandbox import LiveSandbox
 from tidebox.model.idempotency import Claim
-from tidebox.model.outward import BoxEgress
 from tidebox.model.packages import NO_PACKAGES, Packages
 from tidebox.model.principal import Actor
-from tidebox.model.providers import AUTO
+from tidebox.model.remote_servers import AUTO
+from tidebox.model.requested_egress import BoxEgress
 from tidebox.model.sandbox import TRANSITIONS, Binding, Capability, SandboxState, Scope
 
 

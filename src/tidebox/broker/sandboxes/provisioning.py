@@ -25,7 +25,7 @@ from tidebox.errors import (
 from tidebox.model.events import EgressSeen, Preparing
 from tidebox.model.packages import PACKAGE_ERRORS
 from tidebox.model.principal import Caller, Principal
-from tidebox.model.providers import AUTO
+from tidebox.model.remote_servers import AUTO
 from tidebox.model.sandbox import Binding, SandboxState
 from tidebox.store.base import Store
 

@@ -12,8 +12,8 @@ from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, SandboxExtras
 from tidebox.errors import RuntimeUnavailable, StartupTimeout, TideboxError
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Preparing
+from tidebox.model.execution_request import STARTUP_SECONDS
 from tidebox.model.ids import new_id
-from tidebox.model.order import STARTUP_SECONDS
 from tidebox.runtime.base import Box, Runtime
 
 _log = logging.getLogger(__name__)

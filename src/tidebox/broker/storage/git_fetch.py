@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tidebox.errors import FetchFailed, Forbidden, InvalidRequest, PayloadTooLarge, RuntimeUnavailable
-from tidebox.model.source import GitSource
+from tidebox.model.git_source import GitSource
 from tidebox.untrusted_files.staging import Stage
 
 MAX_PATCH_BYTES = 1 << 20

@@ -24,8 +24,8 @@ from tidebox.broker.storage.git_fetch import GitFetch, GitRules, check
 from tidebox.broker.storage.staging_area import StagingArea
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.errors import Overloaded, PayloadTooLarge, StoreUnavailable
+from tidebox.model.git_source import GitSource
 from tidebox.model.principal import Caller
-from tidebox.model.source import GitSource
 from tidebox.untrusted_files.disk import flush
 from tidebox.untrusted_files.ignore import ALWAYS, Ignore
 from tidebox.untrusted_files.staging import ArchiveKind, Stage, StageLimits

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tidebox.errors import InvalidRequest, ServerProtocolError
+from tidebox.model.command_size import MAX_WORDS_BYTES
 from tidebox.model.limits import KIB, MIB
-from tidebox.model.words import MAX_WORDS_BYTES
 from tidebox.protocols.codec import ErrorBody, encode, frame_reader, request_reader, shown
 from tidebox.protocols.documents import check_values
 

@@ -8,7 +8,7 @@ from typing import Any
 from tidebox.errors import ProvisionFailed, TideboxError
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.events import Exited, Output
-from tidebox.model.runtimes import Finding, Guarantee, Report
+from tidebox.model.runtimes import Finding, Guarantee, RuntimeReport
 from tidebox.runtime.base import Box, DockerSettings
 from tidebox.runtime.docker.containers import EngineFacts, limits_of
 from tidebox.runtime.docker.groups import needs_socket_limit, socket_limit
@@ -46,14 +46,14 @@ def facts_of(info: dict[str, Any], version: dict[str, Any]) -> EngineFacts:
     )
 
 
-def unavailable(error: TideboxError) -> Report:
+def unavailable(error: TideboxError) -> RuntimeReport:
     """The report where there is nothing to try."""
-    return Report("docker", False, (), reason=error.message)
+    return RuntimeReport("docker", False, (), reason=error.message)
 
 
 async def examine(
     box: Box, facts: EngineFacts, spec: BoxSpec, settings: DockerSettings, watched: frozenset[str] = frozenset()
-) -> Report:
+) -> RuntimeReport:
     """The report on containers like this one; ``watched`` is what nothing counts and the guard looks for."""
     program = await box.exec(Command(argv=[_EXAMINE], cwd="/"))
     await program.end_input()
@@ -76,7 +76,7 @@ def judge(
     spec: BoxSpec,
     settings: DockerSettings,
     watched: frozenset[str] = frozenset(),
-) -> Report:
+) -> RuntimeReport:
     """What was seen from inside, against what was asked for."""
     limits = limits_of(spec.limits, facts, sandbox=False)
     kept = seen["limits"]
@@ -120,7 +120,7 @@ def judge(
     told = {**facts.facts, "kernel memory": _kernel_memory(watched)}
     if settings.apparmor_profile:
         told["AppArmor"] = str(seen["apparmor"]).strip() or "this kernel has none"
-    return Report("docker", True, findings, facts=told)
+    return RuntimeReport("docker", True, findings, facts=told)
 
 
 def _kernel_memory(watched: frozenset[str]) -> str:

@@ -30,7 +30,7 @@ from tidebox.model.events import Preparing
 from tidebox.model.images import LANGUAGE_IMAGES
 from tidebox.model.languages import Cell as CellKind
 from tidebox.model.launch import WORKSPACE
-from tidebox.model.runtimes import Features, Report, ResolvedImage
+from tidebox.model.runtimes import Features, ResolvedImage, RuntimeReport
 from tidebox.runtime import launchers
 from tidebox.runtime.base import Box, Runtime, RuntimeSettings
 from tidebox.runtime.docker import probe, seccomp
@@ -75,7 +75,7 @@ class _Connected:
     owner: Owner
     removal: Removal
     groups: Groups
-    report: Report | None = None
+    report: RuntimeReport | None = None
 
 
 class DockerRuntime(Runtime):
@@ -182,7 +182,7 @@ class DockerRuntime(Runtime):
             known = ", ".join(sorted(facts.runtimes)) or "none"
             raise RuntimeUnavailable(f"the engine has no runtime {wanted} (SANDBOX_DOCKER_RUNTIME); it has: {known}")
 
-    async def probe(self) -> Report:
+    async def probe(self) -> RuntimeReport:
         try:
             connected = await self._connect()
             await connected.engine.call("HEAD", "/_ping")
@@ -192,13 +192,13 @@ class DockerRuntime(Runtime):
             return probe.unavailable(error)
         return report
 
-    async def _reported(self, connected: _Connected) -> Report:
+    async def _reported(self, connected: _Connected) -> RuntimeReport:
         """What holds in containers of this engine, looked at once for as long as it does not go away."""
         if connected.report is None:
             connected.report = await self._once("probe", lambda: self._try_out(connected))
         return connected.report
 
-    async def _try_out(self, connected: _Connected) -> Report:
+    async def _try_out(self, connected: _Connected) -> RuntimeReport:
         """See from inside a container what holds there; nothing of its image takes part in it."""
         engine = connected.engine
         await self._look_at_defaults(engine)
@@ -254,7 +254,7 @@ class DockerRuntime(Runtime):
     def _may_be_stale(self, error: EngineRefused) -> bool:
         return error.status in (400, _MISSING)
 
-    def _require_guarantees(self, report: Report) -> None:
+    def _require_guarantees(self, report: RuntimeReport) -> None:
         if self._settings.allow_weak_isolation or not report.missing:
             return
         missing = "; ".join(f"{finding.guarantee.value}: {finding.how}" for finding in report.missing)

@@ -10,7 +10,7 @@ from tidebox.errors import ProvisionFailed
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.events import Exited, Output
 from tidebox.model.limits import Limits
-from tidebox.model.runtimes import Finding, Guarantee, Report
+from tidebox.model.runtimes import Finding, Guarantee, RuntimeReport
 from tidebox.runtime.base import Box
 from tidebox.runtime.gvisor.bundle import SHM_BYTES, USER_UID
 
@@ -22,12 +22,12 @@ _POWERS = ("CapEff", "CapPrm", "CapInh", "CapAmb")
 _ROOT_NEEDED = "run the server as root"
 
 
-def unavailable(reason: str) -> Report:
+def unavailable(reason: str) -> RuntimeReport:
     """The report where there is nothing to try."""
-    return Report("gvisor", False, (), reason=reason)
+    return RuntimeReport("gvisor", False, (), reason=reason)
 
 
-async def examine(box: Box, facts: Mapping[str, str], groups_problem: str | None) -> Report:
+async def examine(box: Box, facts: Mapping[str, str], groups_problem: str | None) -> RuntimeReport:
     """The report on sandboxes like this one, which was opened by ``SPEC``."""
     program = await box.exec(Command(argv=_EXAMINE, cwd="/"))
     await program.end_input()
@@ -43,7 +43,7 @@ async def examine(box: Box, facts: Mapping[str, str], groups_problem: str | None
         raise ProvisionFailed(f"a sandbox could not be examined: {error!r}", step="probe") from None
 
 
-def judge(seen: dict[str, Any], facts: Mapping[str, str], groups_problem: str | None) -> Report:
+def judge(seen: dict[str, Any], facts: Mapping[str, str], groups_problem: str | None) -> RuntimeReport:
     """What was seen from inside; ``groups_problem`` is why there are no control groups around it."""
     findings = (
         _user(seen),
@@ -76,7 +76,7 @@ def judge(seen: dict[str, Any], facts: Mapping[str, str], groups_problem: str | 
         _disk(seen),
         Finding(Guarantee.TIME, True, "the agent kills everything; the whole sandbox is killed where it cannot"),
     )
-    return Report("gvisor", True, findings, facts=facts)
+    return RuntimeReport("gvisor", True, findings, facts=facts)
 
 
 def _finding(guarantee: Guarantee, holds: bool, how: str, otherwise: str, remedy: str | None = None) -> Finding:

@@ -25,7 +25,7 @@ from tidebox.model.box import BoxSpec, Command
 from tidebox.model.images import HOST
 from tidebox.model.languages import Cell as CellKind
 from tidebox.model.launch import WORKSPACE
-from tidebox.model.runtimes import Features, Report, ResolvedImage
+from tidebox.model.runtimes import Features, ResolvedImage, RuntimeReport
 from tidebox.runtime import launchers
 from tidebox.runtime.base import Box, Runtime, RuntimeSettings
 from tidebox.runtime.gvisor import probe, runsc
@@ -62,7 +62,7 @@ class _Usable:
 
     runsc: runsc.Runsc
     platform: str
-    report: Report
+    report: RuntimeReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class GvisorRuntime(Runtime):
         reasons = "; ".join(f"{platform}: {problem}" for platform, problem in problems.items())
         raise RuntimeUnavailable(f"gvisor: {path} boots nothing here ({reasons})")
 
-    async def _try_out(self, found: runsc.Runsc, platform: str) -> Report:
+    async def _try_out(self, found: runsc.Runsc, platform: str) -> RuntimeReport:
         """Boot a sandbox and see from inside what holds there."""
         box = await self._open_on(found, platform, probe.SPEC, self._images.resolve(HOST), None, b"")
         try:
@@ -225,7 +225,7 @@ class GvisorRuntime(Runtime):
         finally:
             await box.close()
 
-    async def probe(self) -> Report:
+    async def probe(self) -> RuntimeReport:
         try:
             usable = await self._ready()
             # It may have been removed meanwhile.
@@ -254,7 +254,7 @@ class GvisorRuntime(Runtime):
         self._require_guarantees(usable.report)
         return await self._open_on(usable.runsc, usable.platform, spec, image, first, first_input)
 
-    def _require_guarantees(self, report: Report) -> None:
+    def _require_guarantees(self, report: RuntimeReport) -> None:
         if self._settings.allow_weak_isolation or not report.missing:
             return
         missing = "; ".join(f"{finding.guarantee.value}: {finding.how}" for finding in report.missing)

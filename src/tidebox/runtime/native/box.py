@@ -34,7 +34,7 @@ from tidebox.runtime.relay import Relay
 from tidebox.untrusted_files.trees import Tally, TreeLimits
 
 if TYPE_CHECKING:
-    from tidebox.model.outward import BoxEgress
+    from tidebox.model.requested_egress import BoxEgress
 
 SHM_BYTES = 64 * MIB
 # How long the processes of a box that was killed may take to go, and when something that was stopped may be why.

@@ -14,7 +14,7 @@ from tidebox.runtime.base import EgressSettings
 if TYPE_CHECKING:
     from tidebox.egress.client import Attachment, Egress
     from tidebox.egress.keys import KeyPair
-    from tidebox.model.outward import BoxEgress
+    from tidebox.model.requested_egress import BoxEgress
 
 # Of what is seen before anybody wants to hear of it.
 _MOST_KEPT = 1000

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tidebox.errors import ProvisionFailed, RuntimeUnavailable, TideboxError
-from tidebox.model.runtimes import Finding, Guarantee, Report
+from tidebox.model.runtimes import Finding, Guarantee, RuntimeReport
 from tidebox.runtime.native.plan import HostFacts, OwnFiles
 
 _CGROUP_REMEDY_ROOT = (
@@ -70,14 +70,14 @@ def _sysctl(name: str) -> str | None:
         return None
 
 
-def unavailable(error: TideboxError) -> Report:
+def unavailable(error: TideboxError) -> RuntimeReport:
     """The report of a machine on which no box can be made."""
     remedy = error.details.get("remedy")
     findings = tuple(Finding(guarantee, False, "no box can be made", remedy) for guarantee in Guarantee)
-    return Report("native", False, findings, reason=error.message)
+    return RuntimeReport("native", False, findings, reason=error.message)
 
 
-def report(spawner: dict[str, Any], facts: HostFacts, own: OwnFiles, guarded: frozenset[str]) -> Report:
+def report(spawner: dict[str, Any], facts: HostFacts, own: OwnFiles, guarded: frozenset[str]) -> RuntimeReport:
     """The report of a machine on which a template stands."""
     two_ids, cgroup = bool(spawner["two_ids"]), int(spawner["cgroup"])
     problem = spawner["cgroup_problem"]
@@ -107,7 +107,7 @@ def report(spawner: dict[str, Any], facts: HostFacts, own: OwnFiles, guarded: fr
         told["filters"] = "this kernel may hang when thousands end at once, which no box can cause; avoid it elsewhere"
     if left_alone := [*spawner["left_alone"], *spawner["living"]]:
         told["control groups left alone"] = "; ".join(left_alone)
-    return Report("native", True, findings, facts=told)
+    return RuntimeReport("native", True, findings, facts=told)
 
 
 def processes_are_counted_per_box(two_ids: bool) -> bool:

@@ -17,7 +17,7 @@ from tidebox.model import preloads
 from tidebox.model.box import BoxSpec, Command
 from tidebox.model.languages import Cell as CellKind
 from tidebox.model.limits import Limits
-from tidebox.model.runtimes import Features, Gauge, Report, ResolvedImage, Start
+from tidebox.model.runtimes import Features, Gauge, ResolvedImage, RuntimeReport, Start
 from tidebox.runtime import launchers
 from tidebox.runtime.base import Box, Exec, Runtime, RuntimeSettings
 from tidebox.runtime.images import HOST, IMAGES, Image, ImageStore
@@ -171,7 +171,7 @@ class NativeRuntime(Runtime):
 
         await self._preloading.load(name, spec.preload, load, discard)
 
-    async def probe(self) -> Report:
+    async def probe(self) -> RuntimeReport:
         image, spec = self._images.resolve("host"), BoxSpec()
         name = _template_name(image, spec)
         try:

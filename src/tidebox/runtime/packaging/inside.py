@@ -11,10 +11,10 @@ from pathlib import Path
 from tidebox.errors import ExecFailed, PackageUnresolvable
 from tidebox.model.box import BoxSpec
 from tidebox.model.events import Event, Output
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.launch import plan_command
 from tidebox.model.limits import MIB, Limits
-from tidebox.model.order import Ending, Order, Sink
-from tidebox.model.switch import Switch
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.runtime.base import NO_FILES, Box, BoxFiles
 from tidebox.runtime.images import Image
 from tidebox.runtime.machine import processors
@@ -22,7 +22,7 @@ from tidebox.runtime.packaging.target import MAX_ANSWER
 from tidebox.runtime.packaging.tree import Tree
 from tidebox.untrusted_files.trees import TreeLimits, opened, walk
 
-Run = Callable[[Order, Sink, Switch | None, BoxFiles], Awaitable[Ending]]
+Run = Callable[[ExecutionRequest, Sink, OneShotFlag | None, BoxFiles], Awaitable[ExecutionOutcome]]
 
 _ASK_SECONDS = 20.0
 _COMPILE_SECONDS = 300.0
@@ -48,7 +48,7 @@ async def ask(run: Run, image: Image, command: Sequence[str]) -> bytes:
     # The image's own interpreter, and not one that was parked.
     launch = replace(plan_command(command), direct=True)
     try:
-        await run(Order(launch=launch, spec=BoxSpec(image=image.root, limits=limits)), keep, None, NO_FILES)
+        await run(ExecutionRequest(launch=launch, spec=BoxSpec(image=image.root, limits=limits)), keep, None, NO_FILES)
     except ExecFailed as error:
         raise PackageUnresolvable(
             f"there is no {command[0]} in the image {image.name}, so it can have no packages of it", field="packages"
@@ -86,7 +86,7 @@ async def compile_all(run: Run, image: str, tree: Tree, scratch: Path) -> None:
 
     launch = replace(plan_command(command), direct=True)
     kept = TreeLimits(max_bytes=workspace, max_entries=inodes)
-    order = Order(launch=launch, spec=BoxSpec(image=image, limits=limits))
+    order = ExecutionRequest(launch=launch, spec=BoxSpec(image=image, limits=limits))
     await run(order, ignore, None, _Sources(sources, compiled, kept))
     tree.count(*_take_compiled(compiled, tree.root, inodes), "the bytecode")
 

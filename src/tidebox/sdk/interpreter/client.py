@@ -8,10 +8,10 @@ from contextlib import aclosing
 from typing import BinaryIO, Literal, Unpack, overload
 
 from tidebox.errors import TideboxError
+from tidebox.model.git_source import GitSource
 from tidebox.model.limits import MIB
 from tidebox.model.principal import ClientSource
 from tidebox.model.run import Phase
-from tidebox.model.source import GitSource
 from tidebox.protocols.codec import decode
 from tidebox.sdk.closeable import AsyncCloseable
 from tidebox.sdk.file_content import Content, LocalPath, UploadContent, check_target, write_to

@@ -10,13 +10,13 @@ from datetime import datetime
 from typing import Any, Literal, TypedDict
 
 from tidebox.errors import InvalidRequest
+from tidebox.model.git_source import GitSource
 from tidebox.model.idempotency import MAX_KEY_LENGTH
 from tidebox.model.images import HOST
 from tidebox.model.limits import MIB
-from tidebox.model.outward import ask_of
 from tidebox.model.packages import packages_of
+from tidebox.model.requested_egress import requested_egress_of
 from tidebox.model.run import Phase
-from tidebox.model.source import GitSource
 
 # Of requests, the newer one of those that need it.
 _SPEC_VERSION, _NEWER_SPEC_VERSION = "1.0", "1.1"
@@ -184,7 +184,7 @@ def _terms(
         startup_timeout_sec=startup_timeout,
         resources=resources or None,
         network_policy=network_policy or ("allowlist" if egress is not None else None),
-        egress=None if egress is None else ask_of(egress).shown(),
+        egress=None if egress is None else requested_egress_of(egress).shown(),
         trust_level=trust_level,
         packages=packages_of(packages).shown() if packages else None,
     )

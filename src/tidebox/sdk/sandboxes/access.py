@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
-from tidebox.model.outward import ask_of
 from tidebox.model.packages import packages_of
 from tidebox.model.principal import ClientSource
+from tidebox.model.requested_egress import requested_egress_of
 from tidebox.protocols.access import ActorType, ScopeType
 from tidebox.sdk.closeable import AsyncCloseable
 from tidebox.sdk.errors import ClientClosed
@@ -91,7 +91,7 @@ class AsyncAccess(AsyncCloseable):
         all that a request may say: what it has if it is made; one that is there stays as it is. It is released when
         all who hold it here have closed it, unless it is to be kept.
         """
-        extras = CreationOptions(packages_of(packages), None if egress is None else ask_of(egress))
+        extras = CreationOptions(packages_of(packages), None if egress is None else requested_egress_of(egress))
         return await self._session("ensure", scope_id, scope_type, capabilities, actor, keep, extras)
 
     async def get(

@@ -16,8 +16,8 @@ import msgspec
 
 from tidebox.errors import InvalidRequest, NotFound, SandboxStarting, ServerProtocolError, Unauthorized
 from tidebox.model.limits import MIB
-from tidebox.model.outward import EgressAsk
 from tidebox.model.packages import NO_PACKAGES, Packages
+from tidebox.model.requested_egress import RequestedEgress
 from tidebox.protocols import access
 from tidebox.protocols.access import AcquireRequest, ActorType, ReleaseRequest, ScopeType, SessionRequest, session_path
 from tidebox.protocols.codec import decode, encode
@@ -119,7 +119,7 @@ class CreationOptions:
     """Packages and egress of a sandbox that is created."""
 
     packages: Packages = NO_PACKAGES
-    egress: EgressAsk | None = None
+    egress: RequestedEgress | None = None
 
 
 DEFAULT_CREATION = CreationOptions()

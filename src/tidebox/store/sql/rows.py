@@ -10,11 +10,11 @@ import msgspec
 
 from tidebox.model.artifact import Artifact
 from tidebox.model.idempotency import Answered, Claim
-from tidebox.model.listing import searched
-from tidebox.model.moments import iso_time
 from tidebox.model.node import Owner
 from tidebox.model.run import Phase, Run
+from tidebox.model.run_query import searched
 from tidebox.model.session import Session, SessionState
+from tidebox.model.timestamps import iso_time
 
 _encode = msgspec.json.Encoder().encode
 _decode_run = msgspec.json.Decoder(Run).decode

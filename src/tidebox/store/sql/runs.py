@@ -13,7 +13,6 @@ from sqlalchemy.sql.operators import custom_op
 
 from tidebox.errors import NotFound
 from tidebox.model.idempotency import Answered
-from tidebox.model.listing import RunPage, RunQuery
 from tidebox.model.node import NOBODY, Owner
 from tidebox.model.run import (
     NODE_LOST,
@@ -26,8 +25,9 @@ from tidebox.model.run import (
     ended,
     taken_over,
 )
-from tidebox.model.series import Course
-from tidebox.model.summary import Summary, Totals
+from tidebox.model.run_query import RunPage, RunQuery
+from tidebox.model.run_series import Course
+from tidebox.model.run_totals import Summary, Totals
 from tidebox.store.base import Creation, Holdings
 from tidebox.store.sql import claims, sessions
 from tidebox.store.sql.artifacts import forget_artifacts, having

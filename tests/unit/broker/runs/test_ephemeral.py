@@ -19,7 +19,7 @@ from tidebox.broker.broker import Broker, BrokerLoad
 from tidebox.broker.runs.ephemeral import EphemeralExecution
 from tidebox.errors import AuditUnavailable, BoxGone, InternalError, Overloaded, QueueExpired, ShuttingDown
 from tidebox.model.events import Event, Output
-from tidebox.model.order import Ending
+from tidebox.model.execution_request import ExecutionOutcome
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import Outcome
 
@@ -295,7 +295,7 @@ async def test_an_execution_costs_few_turns_of_the_loop(make_broker: MakeBroker)
     turns = 0
 
     class AtOnce(Stage):
-        async def run(self, *args: Any) -> Ending:
+        async def run(self, *args: Any) -> ExecutionOutcome:
             return make_ending()
 
     broker._runner = AtOnce()

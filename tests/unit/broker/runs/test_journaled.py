@@ -38,12 +38,12 @@ from tidebox.model.box import BoxSpec
 from tidebox.model.events import Output
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.launch import plan_code
-from tidebox.model.listing import RunQuery
 from tidebox.model.log import Began, Ended, InputClosed, LogEntry, PhaseChanged, Truncated
 from tidebox.model.node import Owner
 from tidebox.model.principal import Caller
 from tidebox.model.result import Outcome
 from tidebox.model.run import Conclusion, Phase, Reason, Run, RunFacts, Transition, ended
+from tidebox.model.run_query import RunQuery
 from tidebox.store.base import Creation, Estate
 
 MakeBroker = Callable[..., Awaitable[Broker]]

@@ -30,7 +30,7 @@ from tidebox.errors import InternalError, ProviderUnavailable, ProvisionFailed
 from tidebox.model.box import BoxSpec
 from tidebox.model.ids import new_id
 from tidebox.model.principal import Actor
-from tidebox.model.providers import AUTO
+from tidebox.model.remote_servers import AUTO
 from tidebox.model.runtimes import Features
 from tidebox.model.sandbox import TRANSITIONS, Binding, Capability, SandboxState, Scope, ScopeType
 from tidebox.runtime.base import Box, Runtime

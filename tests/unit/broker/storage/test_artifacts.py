@@ -27,11 +27,11 @@ from tidebox.broker.storage.uploads import UploadRules, Uploads
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.model.box import BoxSpec, CapturedFile, CapturedTree, CaptureRule
 from tidebox.model.events import Started
+from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.launch import plan_code
-from tidebox.model.order import Ending, Order, Sink
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.run import Phase, Reason, Run, RunFacts
-from tidebox.model.switch import Switch
 from tidebox.runtime.base import NO_FILES, Box, BoxFiles, Runner
 from tidebox.store.base import Creation
 from tidebox.untrusted_files.staging import StageLimits
@@ -103,7 +103,9 @@ class _CannotBeCollected:
 class _Hooked(Runner):
     """Runs nothing, and does with its box what the order says."""
 
-    async def run(self, order: Order, sink: Sink, cancel: Switch | None = None, files: BoxFiles = NO_FILES) -> Ending:
+    async def run(
+        self, order: ExecutionRequest, sink: Sink, cancel: OneShotFlag | None = None, files: BoxFiles = NO_FILES
+    ) -> ExecutionOutcome:
         box = cast(Box, cast(Any, _CannotBeCollected()))
         assert files.has_input
         await files.copy_in(box)

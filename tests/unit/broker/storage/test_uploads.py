@@ -24,8 +24,8 @@ from tidebox.broker.storage.staging_area import LocalStagingArea
 from tidebox.broker.storage.uploads import IncomingUpload, StagedFiles, UploadRules, Uploads
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.errors import Overloaded, StoreUnavailable
+from tidebox.model.git_source import GitSource
 from tidebox.model.principal import Caller
-from tidebox.model.source import GitSource
 from tidebox.untrusted_files.staging import StageLimits
 from tidebox.untrusted_files.trees import TreeLimits
 

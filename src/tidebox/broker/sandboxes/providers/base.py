@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from tidebox.broker.sandboxes.sandbox import LiveSandbox
 from tidebox.errors import RuntimeUnavailable
 from tidebox.model.events import EgressSeen, Preparing
-from tidebox.model.outward import BoxEgress
 from tidebox.model.packages import NO_PACKAGES, Packages
-from tidebox.model.providers import AUTO
+from tidebox.model.remote_servers import AUTO
+from tidebox.model.requested_egress import BoxEgress
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from tidebox.broker.sandboxes.providers.base import NO_EXTRAS, Provider, Sandbox
 from tidebox.broker.sandboxes.sandbox import LiveSandbox, LocalSandbox
 from tidebox.broker.sandboxes.warm_boxes import WarmBox, WarmBoxes
 from tidebox.errors import RuntimeUnavailable
-from tidebox.model.providers import LOCAL
+from tidebox.model.remote_servers import LOCAL
 
 
 class LocalProvider(Provider):

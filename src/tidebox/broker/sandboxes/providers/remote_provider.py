@@ -31,7 +31,7 @@ from tidebox.errors import (
 )
 from tidebox.model.packages import PACKAGE_ERRORS, Packages
 from tidebox.model.principal import Actor
-from tidebox.model.providers import DIRECT, LOCAL, RemoteServer
+from tidebox.model.remote_servers import DIRECT, LOCAL, RemoteServer
 from tidebox.model.sandbox import Capability, named
 from tidebox.protocols import access
 from tidebox.protocols.codec import decode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidebox.model.run import Phase
-from tidebox.model.series import Course, DayOfUser, make_series
+from tidebox.model.run_series import Course, DayOfUser, make_series
 
 
 def course(created: float, started: float | None, finished: float | None, **others: Any) -> Course:

@@ -13,8 +13,8 @@ MAX_WORDS_BYTES = MIB
 """Of all together. The kernel takes a quarter of the stack, 2 MiB, in which every word costs a pointer besides."""
 
 
-def check_words(command: Sequence[str], env: Mapping[str, str]) -> None:
-    """Refuse what no program can be started with; raises InvalidRequest."""
+def check_command_size(command: Sequence[str], env: Mapping[str, str]) -> None:
+    """Raise ``InvalidRequest`` for a command or environment that ``execve`` would refuse as too long."""
     sizes = [_size(word) for word in command]
     if sizes and max(sizes) > MAX_WORD_BYTES:
         raise InvalidRequest(f"command: a word of more than {MAX_WORD_BYTES} bytes", field="command")

@@ -1,4 +1,4 @@
-"""What runs came to, added up."""
+"""Totals over runs: counts by outcome, and the resources they used."""
 
 from __future__ import annotations
 

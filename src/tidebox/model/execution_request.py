@@ -1,4 +1,4 @@
-"""One program to run in a fresh box, and how it ended."""
+"""A request to execute one program in a fresh box, and its outcome: exit code, signal, usage, captured files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from tidebox.model.box import BoxSpec, Captured, CaptureRule
 from tidebox.model.events import EgressSeen, Event
 from tidebox.model.launch import Launch
+from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.result import ExecError, Outcome, Usage
-from tidebox.model.switch import Switch
 
 CANCEL_GRACE_SECONDS = 2.0
 STARTUP_SECONDS = 20.0
@@ -18,8 +18,8 @@ Sink = Callable[[Event], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What to run."""
+class ExecutionRequest:
+    """A program with its box's specification, input and files, as a runner is given it."""
 
     launch: Launch
     spec: BoxSpec
@@ -27,18 +27,18 @@ class Order:
     files: Mapping[str, bytes] = field(default_factory=dict)
     capture: CaptureRule | None = None
     cancel_grace: float = CANCEL_GRACE_SECONDS
-    """How long the program may go on after it was told to end."""
-    kill: Switch | None = None
-    """When set, the program is ended at once, without that grace."""
+    """Seconds between telling the program to end (SIGTERM) and SIGKILL."""
+    kill: OneShotFlag | None = None
+    """When set, the program is killed at once, without that grace."""
     startup_timeout: float = STARTUP_SECONDS
-    """How long it may take until the program is started."""
+    """Seconds until the program must have started."""
     on_egress: Callable[[EgressSeen], None] | None = None
-    """Hears of the connections that its programs make and are denied."""
+    """Called with each egress connection that was made or denied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How it ended."""
+class ExecutionOutcome:
+    """How the execution of a program ended."""
 
     outcome: Outcome
     exit_code: int | None
@@ -48,6 +48,6 @@ class Ending:
     not_started: ExecError | None = None
     """Why the command could not be executed; the exit code is the one a shell gives for that."""
     image_digest: str | None = None
-    """Of what it ran in."""
+    """The digest of the image it ran in."""
     place: str | None = None
-    """Where in its code a program that could not be compiled is wrong: the file and the line."""
+    """The file and line of the first compiler error, where the program could not be compiled."""

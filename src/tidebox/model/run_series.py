@@ -1,4 +1,4 @@
-"""What happened to runs over a time, as figures that can be drawn."""
+"""Time series of runs for charts: active, queued, ended, waits, durations, usage by day and user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What figures need of one run."""
+    """The facts about one run that the time series need."""
 
     user: str
     phase: Phase
@@ -30,7 +30,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class DayOfUser:
-    """What one user had run on one day."""
+    """The runs of one user on one day, counted."""
 
     day: str
     user: str
@@ -39,7 +39,7 @@ class DayOfUser:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class RunSeries:
     """Figures for as many times as asked for; ``None`` where there was nothing to measure."""
 
     times: tuple[float, ...]
@@ -60,7 +60,7 @@ class Series:
     days: tuple[DayOfUser, ...]
 
 
-def make_series(courses: Iterable[Course], begin: float, end: float, points: int) -> Series:
+def make_series(courses: Iterable[Course], begin: float, end: float, points: int) -> RunSeries:
     """The figures of some runs at ``points`` times after ``begin``, the last of them ``end``."""
     times = tuple(begin + (end - begin) * (number + 1) / points for number in range(points))
     active, queued = [0] * (points + 1), [0] * (points + 1)
@@ -87,7 +87,7 @@ def make_series(courses: Iterable[Course], begin: float, end: float, points: int
         if run.started_at is not None:
             waits[at].append(run.started_at - run.created_at)
             durations[at].append(run.finished_at - run.started_at)
-    return Series(
+    return RunSeries(
         times=times,
         active=tuple(itertools.accumulate(active[:-1])),
         queued=tuple(itertools.accumulate(queued[:-1])),

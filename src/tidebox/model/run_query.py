@@ -1,4 +1,4 @@
-"""Which runs to list, and a page of them."""
+"""Queries for runs: filters, sorting and pagination, and the page that answers one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidebox.model.run import Phase, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunQuery:
-    """Which runs to list; None means any.
+    """The filters, order and page of a list of runs; None means any.
 
     Times are inclusive, upper bounds with the whole millisecond: what clients are shown is cut off there.
     """
@@ -51,5 +51,5 @@ _SEARCHED_MESSAGE = 256
 
 
 def searched(run: Run) -> str:
-    """What of a run a search looks through, in small letters."""
+    """Return the text of a run that a search looks through, in lower case."""
     return f"{run.facts.base_image[:_SEARCHED_IMAGE]}\n{(run.message or '')[:_SEARCHED_MESSAGE]}".lower()

@@ -1,7 +1,7 @@
-"""The way out of one box: what a request asks for, and what comes of it together with the server's and the session's.
+"""Egress of a box: the allow-list a request asks for, combined with those of its session and of the server.
 
-What is asked for is ``EgressAsk``, as requests and sessions have it. ``agree`` holds it against the rest and makes of
-it a ``BoxEgress``, which a runtime is told.
+``RequestedEgress`` is the field of requests and sessions. ``EgressRules.agree`` combines it with the other lists into a
+``BoxEgress``, which a runtime is given.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidebox.model.injection import (
     header_rules,
     secret_names,
 )
-from tidebox.model.mirrors import Mirrors
+from tidebox.model.package_mirrors import Mirrors
 
 _RULES = ("hosts", "cidrs", "ips")
 _KEYS = (*_RULES, "packages", "events", "headers", "secrets")
@@ -47,8 +47,8 @@ TRUST_VARIABLES = dict.fromkeys(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EgressAsk:
-    """What a request says under ``egress``."""
+class RequestedEgress:
+    """The ``egress`` field of a request."""
 
     rules: Allowlist | None = None
     """None where it has none: then those around it are enough."""
@@ -74,14 +74,14 @@ class EgressAsk:
         return shown
 
 
-def read_ask(given: object, *, field: str = _FIELD) -> EgressAsk:
-    """What is under ``egress`` in a request; raises ``InvalidRequest`` naming what cannot be."""
+def read_requested_egress(given: object, *, field: str = _FIELD) -> RequestedEgress:
+    """Parse the ``egress`` field of a request; raises ``InvalidRequest`` naming the invalid part."""
     parts = known_keys(given, _KEYS, field)
     rules = None
     if any(key in parts for key in _RULES):
         rules = make_allowlist(*(texts(parts, key, field) for key in _RULES), field=field)
     headers, signing = header_rules(texts(parts, "headers", field), f"{field}.headers")
-    return EgressAsk(
+    return RequestedEgress(
         rules=rules,
         packages=_flag(parts, "packages", field),
         events=_flag(parts, "events", field),
@@ -91,11 +91,11 @@ def read_ask(given: object, *, field: str = _FIELD) -> EgressAsk:
     )
 
 
-def ask_of(given: Sequence[str] | Mapping[str, Any]) -> EgressAsk:
-    """What a caller of a library wrote: a list is of hosts."""
+def requested_egress_of(given: Sequence[str] | Mapping[str, Any]) -> RequestedEgress:
+    """Parse the ``egress`` argument of the library; a list is of hosts."""
     if isinstance(given, str):
         raise InvalidRequest("give a list of hosts, not a text", field=_FIELD)
-    return read_ask(given if isinstance(given, Mapping) else {"hosts": list(given)})
+    return read_requested_egress(given if isinstance(given, Mapping) else {"hosts": list(given)})
 
 
 def _flag(parts: Mapping[str, Any], key: str, field: str) -> bool:
@@ -107,13 +107,13 @@ def _flag(parts: Mapping[str, Any], key: str, field: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxEgress:
-    """What a box may reach, and what is put into its requests."""
+    """The egress policy of one box, and the injection into its requests."""
 
     policy: EgressPolicy
     injection: Injection = NO_INJECTION
     events: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What its programs find in their environment: placeholders of secrets, what to trust, where packages are."""
+    """Environment variables of its programs: placeholders of secrets, trusted certificates, package mirrors."""
 
     def under(self, server: Allowlist | None) -> BoxEgress:
         """The same under another list of the server; what the former one allowed is remembered.
@@ -132,7 +132,7 @@ class BoxEgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressRules:
-    """What an operator allows: the server's own list, the mirrors of packages, and secrets."""
+    """The operator's egress rules: the server's own allow-list, the mirrors of packages, and secrets."""
 
     server: Allowlist | None = None
     """None where there is none: then nobody has a way out, or on a machine of one's own anybody where they like."""
@@ -140,7 +140,7 @@ class EgressRules:
     """Where packages are got from; it may take long when it is first called."""
     secrets: Secrets = NO_SECRETS
     embedded: bool = False
-    """Whether whoever asks is the operator."""
+    """Whether the caller is the operator, in a process of their own."""
 
     @property
     def offered(self) -> bool:
@@ -148,9 +148,9 @@ class EgressRules:
         return self.embedded or self.server is not None
 
     def agree(
-        self, asks: Sequence[EgressAsk], *, user: str, owner: bool, former: Allowlist | None = None, box: str = ""
+        self, asks: Sequence[RequestedEgress], *, user: str, owner: bool, former: Allowlist | None = None, box: str = ""
     ) -> BoxEgress:
-        """What a box gets for which each of ``asks`` counts: its session's, then its own.
+        """Combine the requested egress of a box, its session's and then its own, with the server's list.
 
         ``former`` is the server's list when the session was made. ``box`` makes the placeholders its own.
         """
@@ -173,7 +173,7 @@ class EgressRules:
             environment={**mirrors, **injection.variables(), **(TRUST_VARIABLES if injection else {})},
         )
 
-    def list_of(self, ask: EgressAsk) -> Allowlist | None:
+    def list_of(self, ask: RequestedEgress) -> Allowlist | None:
         """The rules of what is asked for, mirrors included; None where there are none."""
         if not ask.packages:
             return ask.rules
@@ -188,7 +188,7 @@ class EgressRules:
         return self.find_mirrors()
 
     def _injection(
-        self, asks: Sequence[EgressAsk], lists: Sequence[Allowlist], *, user: str, owner: bool, box: str
+        self, asks: Sequence[RequestedEgress], lists: Sequence[Allowlist], *, user: str, owner: bool, box: str
     ) -> Injection:
         headers = tuple(dict.fromkeys(rule for ask in asks for rule in ask.headers))
         signing = tuple(dict.fromkeys(rule for ask in asks for rule in ask.signing))
@@ -214,7 +214,7 @@ class EgressRules:
 
 
 def _placeholder(box: str, name: str) -> str:
-    """What stands for a secret in one box: letters that no encoding changes."""
+    """The placeholder of a secret in one box: letters that no encoding changes."""
     import hashlib
 
     return PLACEHOLDER_PREFIX + hashlib.sha256(f"{box} {name}".encode()).hexdigest()[:32]

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 
-class Switch:
-    """Set once and for good; its callbacks are called by whoever sets it, or at once where it is set already."""
+class OneShotFlag:
+    """Set once and for good; ``set`` calls the callbacks, and one that is added later is called at once."""
 
     __slots__ = ("_is_set", "_callbacks")
 

@@ -253,7 +253,7 @@ def _compose(
         rate_limiter=RateLimiter(settings.rate_limit),
         metrics=metrics,
         health=HealthEndpoint(),
-        following=LogFollowerQuota(settings.ws_max_streams_per_user),
+        log_followers=LogFollowerQuota(settings.ws_max_streams_per_user),
         policy=policy,
         planner=Planner(policy, runtimes, egress, engine.languages),
         runtimes=runtimes,

@@ -65,7 +65,7 @@ async def test_a_refresh_that_fails_for_now_is_tried_again() -> None:
     second = await asyncio.wait_for(held.after(first), 30)
     assert second is not None
     assert source.heard == ["ask", "refresh", "refresh", "refresh"]
-    await held.let_go()
+    await held.drop()
     assert source.heard[-1] == f"release {second.token}"
 
 
@@ -89,7 +89,7 @@ async def test_many_whose_token_was_refused_ask_once() -> None:
     grant = await held.take(keep=True)
     fresh = await asyncio.gather(*(held.renewed(grant) for _ in range(10)))
     assert {each.token for each in fresh} == {"2"}
-    await held.let_go()
+    await held.drop()
 
 
 async def test_a_clock_that_is_wrong_is_no_reason_to_ask_all_the_time() -> None:
@@ -98,7 +98,7 @@ async def test_a_clock_that_is_wrong_is_no_reason_to_ask_all_the_time() -> None:
     await held.take(keep=True)
     await asyncio.gather(*(held.current() for _ in range(10)))
     assert source.heard == ["ask"]
-    await held.let_go()
+    await held.drop()
 
 
 async def test_who_waits_for_the_next_grant_is_told_that_none_will_come() -> None:

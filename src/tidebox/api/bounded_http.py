@@ -72,7 +72,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.server_state.admission.leave(self.transport)
         if self._running is not None:
-            _give_up(self._running)
+            _disconnect(self._running)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -127,7 +127,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_bytes = self._seen_body_bytes = self._dense_pieces = 0
         self.server_state.admission.busy(self.transport)
         if self._in_progress:
-            self._arm(REQUEST_SECONDS, self._look)  # of those before it, which this one waits for
+            self._arm(REQUEST_SECONDS, self._check_client)  # of those before it, which this one waits for
         super().on_headers_complete()
         self._has_cycle = True
 
@@ -141,13 +141,13 @@ class BoundedHttp(HttpToolsProtocol):
         self._eventful = self._is_complete = True
         super().on_message_complete()
         if self._running is not None and self._running.response_complete:
-            self._rest()
+            self._wait_idle()
 
     # Requests
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        self._arm(REQUEST_SECONDS, self._look)
+        self._arm(REQUEST_SECONDS, self._check_client)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -157,7 +157,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._in_head:
             self._arm(HEAD_SECONDS, self._refuse, _SLOW_HEAD)
         elif self._is_complete:
-            self._rest()
+            self._wait_idle()
         elif self.expect_100_continue and not self._body_bytes:
             # Whether the client still sends its body, or another request in its place, nobody can tell.
             self.transport.close()
@@ -165,13 +165,13 @@ class BoundedHttp(HttpToolsProtocol):
             # The rest of the body is of no use to anybody, but until it is read its client may not read the answer.
             self._arm(HEAD_SECONDS, self.transport.abort)
 
-    def _rest(self) -> None:
+    def _wait_idle(self) -> None:
         """Note the connection as idle until the next request; uvicorn's keep-alive timeout bounds that."""
         if not self.transport.is_closing():
             self._disarm()
             self.server_state.admission.idle(self.transport)
 
-    def _look(self) -> None:
+    def _check_client(self) -> None:
         """Check for a stalled client: one that neither sends its body nor reads its answer."""
         running = self._running
         if running is None or self.transport.is_closing():
@@ -182,7 +182,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(_SLOW_BODY)
             return
         self._seen_body_bytes = self._body_bytes
-        self._arm(REQUEST_SECONDS, self._look)
+        self._arm(REQUEST_SECONDS, self._check_client)
 
     # Refusals
 
@@ -223,12 +223,12 @@ class BoundedHttp(HttpToolsProtocol):
         if in_progress and not self._has_cycle:
             # The requests before it are answered; the answer to the last of them ends the connection.
             self.cycle.keep_alive = False
-            self._arm(REQUEST_SECONDS, self._look)
+            self._arm(REQUEST_SECONDS, self._check_client)
         elif in_progress and (self.pipeline or self.cycle.response_started):
             self.transport.abort()
         else:
             if in_progress:
-                _give_up(self.cycle)
+                _disconnect(self.cycle)
             self._answer(problem)
 
     def _answer(self, problem: problems.ApiProblem) -> None:
@@ -276,7 +276,7 @@ class _PacedFlow(FlowControl):
             self._pacer.go_on()
 
 
-def _give_up(cycle: RequestResponseCycle) -> None:
+def _disconnect(cycle: RequestResponseCycle) -> None:
     """Tell the app that the client of a request is disconnected."""
     cycle.disconnected = True
     cycle.message_event.set()

@@ -104,15 +104,15 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def handle_text(self, event: Frame) -> None:
         if not (event.fin and event.data) or self.close_sent:  # what nearly every message is not
-            self._weigh(event)
+            self._check_frame(event)
         super().handle_text(event)
 
     def handle_bytes(self, event: Frame) -> None:
-        self._weigh(event)
+        self._check_frame(event)
         super().handle_bytes(event)
 
     def handle_cont(self, event: Frame) -> None:
-        self._weigh(event)
+        self._check_frame(event)
         super().handle_cont(event)
 
     def handle_ping(self) -> None:
@@ -124,7 +124,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._count_idle()
         super().handle_pong(event)
 
-    def _weigh(self, event: Frame) -> None:
+    def _check_frame(self, event: Frame) -> None:
         if self.close_sent or not (event.data or (event.fin and self.frames)):
             # The end of a message may be empty, a message may not: none of any protocol here is.
             self._count_idle()

@@ -17,7 +17,7 @@ class LogFollowerQuota:
         self._open: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def one_more(self, user: str) -> Iterator[None]:
+    def following(self, user: str) -> Iterator[None]:
         """Count one followed log within this context; raises ``QuotaExceeded``."""
         held = self._open[user]
         if held >= self._limit:

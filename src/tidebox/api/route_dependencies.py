@@ -80,7 +80,7 @@ async def _admin(request: Request) -> Caller:
     return caller
 
 
-async def once_each(request: Request) -> None:
+async def refuse_repeated_parameters(request: Request) -> None:
     """Refuse a query that repeats a parameter: another reader of it might take the other value."""
     if request.scope["query_string"]:
         names = [name for name, _ in request.query_params.multi_items()]

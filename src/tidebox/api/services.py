@@ -42,7 +42,7 @@ class Services:
     metrics: ServerMetrics
     health: HealthEndpoint
     signer: UrlSigner
-    following: LogFollowerQuota
+    log_followers: LogFollowerQuota
     policy: Policy
     planner: Planner
     runtimes: RuntimeCatalog

@@ -38,9 +38,9 @@ def _make_router() -> APIRouter:
     from fastapi import APIRouter, Depends
 
     from tidebox.api.access import jwks, negotiation, sessions
-    from tidebox.api.route_dependencies import once_each
+    from tidebox.api.route_dependencies import refuse_repeated_parameters
 
-    router = APIRouter(dependencies=[Depends(once_each)])
+    router = APIRouter(dependencies=[Depends(refuse_repeated_parameters)])
     for part in (sessions, negotiation, jwks):
         router.include_router(part.router)
     return router

@@ -23,7 +23,7 @@ def header_token(scope: Scope) -> str | None:
     return bytes(token).strip().decode("latin-1")
 
 
-async def enter(gate: Gate, scope: Scope, target: DataplaneTarget, token: str) -> SandboxAccess:
+async def authenticate(gate: Gate, scope: Scope, target: DataplaneTarget, token: str) -> SandboxAccess:
     """Verify a token, note its holder as the caller, and return the access that it gives."""
     if len(token) > MAX_TOKEN_BYTES or not token.isascii():
         raise Unauthorized("the token is not valid")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tidebox.api.asgi import Receive, Scope, Send, context_of
-from tidebox.api.dataplane.auth import caller, enter
+from tidebox.api.dataplane.auth import authenticate, caller
 from tidebox.api.dataplane.dialect import problem_of
 from tidebox.api.dataplane.paths import DataplaneTarget
 from tidebox.api.fathom.outbox import MORE, WRITE_CHARACTERS
@@ -61,14 +61,14 @@ class DataplaneConnection(abc.ABC):
 
     async def admit(self, token: str) -> None:
         """Authenticate with the token that came with the upgrade."""
-        self._access = await enter(self._shared.gate, self._scope, self._target, token)
+        self._access = await authenticate(self._shared.gate, self._scope, self._target, token)
         await self._shared.rates.check(self._access.principal)
 
     async def serve(self, receive: Receive) -> None:
         """Take frames until the client is gone or has nothing more to do here."""
         try:
             if self._access is None:
-                await self._introduce(receive)
+                await self._authenticate_first_frame(receive)
             await self._begin()
             while (message := await receive())["type"] == "websocket.receive":
                 if not self._closing:
@@ -96,7 +96,7 @@ class DataplaneConnection(abc.ABC):
         """The code to close with after an error was told; None if the connection stays."""
         return None
 
-    async def _introduce(self, receive: Receive) -> None:
+    async def _authenticate_first_frame(self, receive: Receive) -> None:
         """Authenticate by the first frame, which must come soon."""
         try:
             async with asyncio.timeout(AUTH_SECONDS):
@@ -123,7 +123,7 @@ class DataplaneConnection(abc.ABC):
         return decode_request(text)
 
     async def _authenticate(self, request: Auth) -> None:
-        access = await enter(self._shared.gate, self._scope, self._target, request.token)
+        access = await authenticate(self._shared.gate, self._scope, self._target, request.token)
         if self._access is None:
             await self._shared.rates.check(access.principal)
         elif access.sandbox.id != self._access.sandbox.id:

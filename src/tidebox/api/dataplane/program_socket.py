@@ -106,12 +106,12 @@ class ProgramConnection(DataplaneConnection):
         if access.expires_at <= time.time():
             raise Unauthorized("the token has expired; show a new one in an auth frame")
         if request.process_id is not None:
-            process = self._found(access, request.process_id)
+            process = self._find_process(access, request.process_id)
             reader = process.attach(request.offset)
             self._takes_input = True
             self._record_process(access, "sandbox.process.attached", "attached", process)
         else:
-            reader = await self._started(access, request)
+            reader = await self._start_process(access, request)
             process = reader.process
         self._reader = reader
         ready = Ready(process.pid, input_acks=request.input_acks)
@@ -123,14 +123,14 @@ class ProgramConnection(DataplaneConnection):
             self._acknowledging = asyncio.get_running_loop().create_task(acknowledging, name="dataplane input")
         self._delivering = asyncio.get_running_loop().create_task(self._deliver(reader), name="dataplane")
 
-    def _found(self, access: SandboxAccess, process_id: str) -> ManagedProcess:
+    def _find_process(self, access: SandboxAccess, process_id: str) -> ManagedProcess:
         process = self._shared.processes.find(access.sandbox.id, process_id)
         if not process.detachable:
             raise NotFound("this sandbox has no program of that id", field="process_id")
         access.require(process.capability)
         return process
 
-    async def _started(self, access: SandboxAccess, request: Start) -> OutputReader:
+    async def _start_process(self, access: SandboxAccess, request: Start) -> OutputReader:
         given, env = request.words()
         if given is None and self._target.operation == "exec/ws":
             raise InvalidRequest("command: give one", field="command")

@@ -29,12 +29,12 @@ class RequestBody:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The bytes; raises ClientDisconnected where they end too soon."""
-        async for chunk in self.while_it_lasts():
+        async for chunk in self.chunks_until_disconnect():
             yield chunk
         if self.cut_off:
             raise ClientDisconnected
 
-    async def while_it_lasts(self) -> AsyncGenerator[bytes, None]:
+    async def chunks_until_disconnect(self) -> AsyncGenerator[bytes, None]:
         """The bytes, up to the end or to where the client left."""
         more = True
         while more:
@@ -56,9 +56,9 @@ class RequestBody:
         return bytes(content)
 
 
-async def unless_left(receive: Receive, work: asyncio.Task[Any]) -> None:
+async def cancel_on_disconnect(receive: Receive, work: asyncio.Task[Any]) -> None:
     """Wait for ``work`` to be done; it is cancelled when the client leaves first. No body is expected any more."""
-    leaving = asyncio.ensure_future(_leaving(receive))
+    leaving = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({leaving, work}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -68,7 +68,7 @@ async def unless_left(receive: Receive, work: asyncio.Task[Any]) -> None:
         await asyncio.wait({leaving, work})
 
 
-async def _leaving(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -15,13 +15,13 @@ from tidebox.api import problems
 from tidebox.api.asgi import Headers, Receive, Scope, Send, context_of, header, query_of
 from tidebox.api.dataplane import exec as execution
 from tidebox.api.dataplane import file_entries
-from tidebox.api.dataplane.auth import SURFACE, caller, enter, header_token
+from tidebox.api.dataplane.auth import SURFACE, authenticate, caller, header_token
 from tidebox.api.dataplane.commands import box_path
 from tidebox.api.dataplane.connection import ConnectionServices, DataplaneConnection
 from tidebox.api.dataplane.dialect import problem_of, status_problem
 from tidebox.api.dataplane.paths import DataplaneTarget, target_of
 from tidebox.api.dataplane.program_socket import ProgramConnection
-from tidebox.api.dataplane.request_bodies import ClientDisconnected, RequestBody, form_file, unless_left
+from tidebox.api.dataplane.request_bodies import ClientDisconnected, RequestBody, cancel_on_disconnect, form_file
 from tidebox.api.dataplane.watch_socket import WatchConnection
 from tidebox.api.metrics import ServerMetrics
 from tidebox.api.ranges import ByteRange, parse_range
@@ -78,16 +78,16 @@ class Exchange:
         await self.start(status, [(b"content-type", problems.JSON), (b"content-length", b"%d" % len(text))])
         await self.body(text)
 
-    async def tell(self, content: msgspec.Struct) -> None:
+    async def answer_audited(self, content: msgspec.Struct) -> None:
         """Send the whole answer, and put it into the audit record as well."""
         self.fields = msgspec.to_builtins(content)
         await self.answer(content)
 
-    def asked(self, kind: type[_Asked]) -> _Asked:
+    def parse_query(self, kind: type[_Asked]) -> _Asked:
         """Parse the query of the request as ``kind``."""
         return from_fields(kind, self.query)
 
-    async def described(self, kind: type[_Asked]) -> _Asked:
+    async def parse_request(self, kind: type[_Asked]) -> _Asked:
         """Parse a short request as ``kind``, from its JSON body or its query."""
         content = await RequestBody(self.receive).whole(_MAX_FIELDS_BYTES)
         try:
@@ -179,7 +179,7 @@ class DataplaneSurface:
         token = header_token(scope)
         if token is None:
             raise Unauthorized("give a token for this sandbox as Authorization: Bearer")
-        access = await enter(self._shared.gate, scope, target, token)
+        access = await authenticate(self._shared.gate, scope, target, token)
         await self._shared.rates.check(access.principal)
         if target.operation in _SOCKETS:
             upgrade = ((b"upgrade", b"websocket"), (b"connection", b"upgrade"))
@@ -226,7 +226,7 @@ class DataplaneSurface:
         running = asyncio.ensure_future(
             execution.run(self._shared.processes, exchange.access.sandbox, request, seconds, exchange.request_id)
         )
-        await unless_left(exchange.receive, running)
+        await cancel_on_disconnect(exchange.receive, running)
         if running.cancelled():
             raise ClientDisconnected
         ending, output = running.result()
@@ -240,7 +240,7 @@ class DataplaneSurface:
     # Files
 
     async def _upload(self, exchange: Exchange) -> None:
-        asked = exchange.asked(routes.UploadRequest)
+        asked = exchange.parse_query(routes.UploadRequest)
         if asked.offset and asked.upload_id is None:
             raise InvalidRequest("offset: only an upload in parts, with an upload_id, has one", field="offset")
         content_type = header(exchange.scope, b"content-type") or b""
@@ -254,7 +254,7 @@ class DataplaneSurface:
         chunks = form_file(content_type, body.chunks()) if is_form else body.chunks()
         async with exchange.use() as inside, aclosing(chunks):
             made = await inside.files.upload(path, chunks, mode)
-        return await exchange.tell(routes.UploadAnswer(made.path, made.size))
+        return await exchange.answer_audited(routes.UploadAnswer(made.path, made.size))
 
     async def _upload_part(
         self,
@@ -267,28 +267,28 @@ class DataplaneSurface:
         complete: bool,
     ) -> None:
         async with exchange.use() as inside:
-            async with aclosing(body.while_it_lasts()) as chunks:
+            async with aclosing(body.chunks_until_disconnect()) as chunks:
                 part = await inside.files.append(path, upload_id, chunks, offset=offset, mode=mode)
             if body.cut_off:
                 raise ClientDisconnected
             if complete:
                 await inside.files.complete(path, upload_id, part.size)
-        await exchange.tell(routes.UploadAnswer(part.path, part.size, upload_id, complete))
+        await exchange.answer_audited(routes.UploadAnswer(part.path, part.size, upload_id, complete))
 
     async def _upload_offset(self, exchange: Exchange) -> None:
-        asked = exchange.asked(routes.PartRequest)
+        asked = exchange.parse_query(routes.PartRequest)
         async with exchange.use() as inside:
             part = await inside.files.uploaded(file_entries.file_path(asked.path), asked.upload_id)
         await exchange.answer(routes.UploadAnswer(part.path, part.size, asked.upload_id, False, part.size))
 
     async def _upload_discard(self, exchange: Exchange) -> None:
-        asked = exchange.asked(routes.PartRequest)
+        asked = exchange.parse_query(routes.PartRequest)
         async with exchange.use() as inside:
             gone = await inside.files.discard(file_entries.file_path(asked.path), asked.upload_id)
         await exchange.answer(routes.UploadAnswer(gone.path, gone.size, asked.upload_id, False))
 
     async def _download(self, exchange: Exchange) -> None:
-        path = box_path(exchange.asked(routes.PathRequest).path)
+        path = box_path(exchange.parse_query(routes.PathRequest).path)
         async with exchange.use() as inside:
             size = await inside.files.size(path)
             exchange.fields = {"path": path, "size": size}
@@ -310,14 +310,14 @@ class DataplaneSurface:
                 await exchange.start(status, headers)
                 return await exchange.body(b"")
             sending = asyncio.ensure_future(_send_file(exchange, inside.files, path, part, status, headers))
-            await unless_left(exchange.receive, sending)
+            await cancel_on_disconnect(exchange.receive, sending)
         if sending.cancelled():
             raise ClientDisconnected
         return sending.result()
 
     async def _list(self, exchange: Exchange) -> None:
         exchange.fields = {"path": exchange.query.get("path")}
-        asked = exchange.asked(routes.ListRequest)
+        asked = exchange.parse_query(routes.ListRequest)
         async with exchange.use() as inside:
             path, entries = await inside.files.list(box_path(asked.path or "."))
         entries.sort(key=lambda info: info.path)
@@ -325,20 +325,20 @@ class DataplaneSurface:
 
     async def _stat(self, exchange: Exchange) -> None:
         exchange.fields = {"path": exchange.query.get("path")}
-        asked = exchange.asked(routes.PathRequest)
+        asked = exchange.parse_query(routes.PathRequest)
         async with exchange.use() as inside:
             info = await inside.files.stat(box_path(asked.path))
         await exchange.answer(file_entries.shown(info))
 
     async def _mkdir(self, exchange: Exchange) -> None:
-        path = box_path((await exchange.described(routes.PathRequest)).path)
+        path = box_path((await exchange.parse_request(routes.PathRequest)).path)
         exchange.fields = {"path": path}
         async with exchange.use() as inside:
             made = await inside.files.mkdir(path)
         await exchange.answer(routes.PathAnswer(made), HTTPStatus.CREATED)
 
     async def _remove(self, exchange: Exchange) -> None:
-        asked = await exchange.described(routes.RemoveRequest)
+        asked = await exchange.parse_request(routes.RemoveRequest)
         path = box_path(asked.path)
         exchange.fields = {"path": path}
         async with exchange.use() as inside:
@@ -346,7 +346,7 @@ class DataplaneSurface:
         await exchange.answer(routes.PathAnswer(removed))
 
     async def _move(self, exchange: Exchange) -> None:
-        asked = await exchange.described(routes.MoveRequest)
+        asked = await exchange.parse_request(routes.MoveRequest)
         source, target = box_path(asked.source, "source"), box_path(asked.target, "target")
         exchange.fields = {"path": source, "target": target}
         async with exchange.use() as inside:

@@ -49,7 +49,7 @@ class FathomSurface:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection, from the upgrade to its end."""
-        if not is_spoken(header(scope, _HEADER)):
+        if not is_supported_version(header(scope, _HEADER)):
             return await problems.respond(scope, send, _UNSUPPORTED)
         await receive()
         try:
@@ -64,7 +64,7 @@ class FathomSurface:
             return await session.serve(receive)
 
 
-def is_spoken(offered: bytes | None) -> bool:
+def is_supported_version(offered: bytes | None) -> bool:
     """Whether a version that the client offers is ours; one that does not say is taken to speak it."""
     if offered is None:
         return True

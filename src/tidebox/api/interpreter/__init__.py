@@ -72,11 +72,11 @@ def _make_router() -> APIRouter:
     from fastapi import APIRouter, Depends
 
     from tidebox.api.interpreter import artifacts, files, health, logs, me, runs, runtimes, sessions
-    from tidebox.api.route_dependencies import once_each
+    from tidebox.api.route_dependencies import refuse_repeated_parameters
 
     router = APIRouter(prefix=paths.PREFIX)
     for part in (runtimes, me, sessions, runs, logs, artifacts, health):
-        router.include_router(part.router, dependencies=[Depends(once_each)])
+        router.include_router(part.router, dependencies=[Depends(refuse_repeated_parameters)])
     router.include_router(files.router)
     return router
 
@@ -85,10 +85,10 @@ def _make_admin_router() -> APIRouter:
     from fastapi import APIRouter, Depends
 
     from tidebox.api.interpreter import admin
-    from tidebox.api.route_dependencies import once_each
+    from tidebox.api.route_dependencies import refuse_repeated_parameters
 
     router = APIRouter(prefix=paths.PREFIX)
-    router.include_router(admin.router, dependencies=[Depends(once_each)])
+    router.include_router(admin.router, dependencies=[Depends(refuse_repeated_parameters)])
     return router
 
 

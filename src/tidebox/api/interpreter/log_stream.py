@@ -72,8 +72,8 @@ class LogStreamSurface:
         query = query_of(scope)
         caller = await self._caller(scope, run_id, query)
         await self._services.rate_limiter.check(caller.principal)
-        seq, tail = _place(query)
-        with self._services.following.one_more(caller.principal.user):
+        seq, tail = _start_position(query)
+        with self._services.log_followers.following(caller.principal.user):
             reader = await self._services.broker.runs.read_log(caller, run_id, seq, tail=tail)
             try:
                 await self._serve(
@@ -115,7 +115,7 @@ def _has_credential(scope: Scope) -> bool:
     return any(name.lower() in (b"authorization", b"x-api-key") for name, _ in scope["headers"])
 
 
-def _place(query: Mapping[str, str]) -> tuple[int | None, bool]:
+def _start_position(query: Mapping[str, str]) -> tuple[int | None, bool]:
     """Return the first entry to send, by number or as the tail of the log."""
     tail = {"": True, "1": True, "true": True, "0": False, "false": False}.get(query.get("tail", "0").lower())
     if tail is None:

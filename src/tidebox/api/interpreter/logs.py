@@ -66,7 +66,7 @@ async def read_logs(
     runs = services.broker.runs
     if follow:
         async with contextlib.AsyncExitStack() as needed:
-            needed.enter_context(services.following.one_more(caller.principal.user))
+            needed.enter_context(services.log_followers.following(caller.principal.user))
             reader = await runs.read_log(caller, run_id, from_seq)
             needed.push_async_callback(reader.close)
             return _LogResponse(_rendered(reader, stream, lines), needed.pop_all().aclose, LINES if lines else TEXT)

@@ -54,14 +54,14 @@ class AsyncAccess(AsyncCloseable):
         self._control = ControlPlane(self._http, target.http_url, target.key)
         self.sessions = SessionRequests(self._control)
         """The requests of the protocol, one by one."""
-        self._held: dict[Hashable, SharedGrant] = {}
+        self._shared_grants: dict[Hashable, SharedGrant] = {}
         self._closed = False
 
     async def close(self) -> None:
         """Release the sandboxes that are still held, but for those to keep, and end the connections."""
         self._closed = True
         try:
-            await asyncio.gather(*(held.close() for held in self._held.values()))
+            await asyncio.gather(*(each.close() for each in self._shared_grants.values()))
         finally:
             await self._http.close()
 
@@ -134,10 +134,10 @@ class AsyncAccess(AsyncCloseable):
     async def _hold(self, key: Hashable, source: GrantSource, keep: bool) -> AsyncSandbox:
         if self._closed:
             raise ClientClosed("the client was closed")
-        held = self._held.get(key)
-        if held is None:
+        shared_grant = self._shared_grants.get(key)
+        if shared_grant is None:
             # What nobody holds is kept for the next who asks, while it is good.
-            self._held = {known: there for known, there in self._held.items() if not there.idle}
-            held = self._held[key] = SharedGrant(source)
-        grant = await held.take(keep=keep)
-        return AsyncSandbox(self._http, held, grant)
+            self._shared_grants = {known: there for known, there in self._shared_grants.items() if not there.idle}
+            shared_grant = self._shared_grants[key] = SharedGrant(source)
+        grant = await shared_grant.take(keep=keep)
+        return AsyncSandbox(self._http, shared_grant, grant)

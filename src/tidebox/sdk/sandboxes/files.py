@@ -31,9 +31,9 @@ _DISCARD_SECONDS = 5.0
 class AsyncFiles:
     """File operations in a sandbox. Paths that are not absolute are below ``/workspace``."""
 
-    def __init__(self, plane: DataplaneClient, held: SharedGrant) -> None:
+    def __init__(self, plane: DataplaneClient, shared_grant: SharedGrant) -> None:
         self._plane = plane
-        self._held = held
+        self._shared_grant = shared_grant
 
     async def upload(self, path: str, content: Content, *, mode: int | None = None) -> int:
         """Write a file, as a whole or not at all; its size. ``content`` are bytes, the path of a file here, or a file.
@@ -149,6 +149,8 @@ class AsyncFiles:
         """Watch a directory for what changes in it; with ``recursive``, also in those below it."""
 
         async def attempt(grant: SandboxGrant) -> AsyncWatch:
-            return await AsyncWatch.open(self._plane.http, self._held, grant, routes.WatchRequest(path, recursive))
+            return await AsyncWatch.open(
+                self._plane.http, self._shared_grant, grant, routes.WatchRequest(path, recursive)
+            )
 
         return await self._plane.use(attempt)

@@ -15,7 +15,7 @@ from tidebox.sdk.message_socket import MessageSocket
 from tidebox.sdk.sandboxes.results import Chunk, Ending, ending_of
 
 
-async def introduce(http: HttpClient, url: str, token: str) -> frames.AuthOk:
+async def verify_token(http: HttpClient, url: str, token: str) -> frames.AuthOk:
     """Authenticate with a token, and return what it covers; raises if it is refused."""
     socket = await MessageSocket.open(http, url, token)
     try:

@@ -16,7 +16,7 @@ from tidebox.sdk.sandboxes.dataplane import DataplaneClient
 from tidebox.sdk.sandboxes.files import AsyncFiles
 from tidebox.sdk.sandboxes.grant_sources import HandedOverGrant
 from tidebox.sdk.sandboxes.grants import SandboxGrant, from_config
-from tidebox.sdk.sandboxes.process import AsyncProcess, introduce
+from tidebox.sdk.sandboxes.process import AsyncProcess, verify_token
 from tidebox.sdk.sandboxes.requests import (
     Command,
     ExecOptions,
@@ -34,16 +34,18 @@ Answer = TypeVar("Answer")
 class AsyncSandbox(AsyncCloseable):
     """A box that lives on between programs, with a workspace that they share."""
 
-    def __init__(self, http: HttpClient, held: SharedGrant, grant: SandboxGrant, *, owns_http: bool = False) -> None:
+    def __init__(
+        self, http: HttpClient, shared_grant: SharedGrant, grant: SandboxGrant, *, owns_http: bool = False
+    ) -> None:
         self._http = http
-        self._held = held
+        self._shared_grant = shared_grant
         self._grant = grant
         self._owns_http = owns_http
         self._closed = False
         self.recreated = grant.recreated
         """Whether there was another sandbox before, which is lost with all that was in it."""
         self._plane = DataplaneClient(http, self._use)
-        self.files = AsyncFiles(self._plane, held)
+        self.files = AsyncFiles(self._plane, shared_grant)
 
     @classmethod
     async def connect(
@@ -55,10 +57,10 @@ class AsyncSandbox(AsyncCloseable):
         negotiated it.
         """
         http = HttpClient(connect_timeout, source)
-        held = SharedGrant(HandedOverGrant(http, from_config(config)))
-        sandbox = cls(http, held, await held.take(keep=True), owns_http=True)
+        shared_grant = SharedGrant(HandedOverGrant(http, from_config(config)))
+        sandbox = cls(http, shared_grant, await shared_grant.take(keep=True), owns_http=True)
         try:
-            await sandbox._use(sandbox._knock)
+            await sandbox._use(sandbox._verify_token)
         except BaseException:
             await sandbox.close()
             raise
@@ -85,15 +87,15 @@ class AsyncSandbox(AsyncCloseable):
             return
         self._closed = True
         if self._owns_http:
-            await self._held.close()
+            await self._shared_grant.close()
             await self._http.close()
         else:
-            await self._held.let_go()
+            await self._shared_grant.drop()
 
     async def release(self) -> None:
         """End it now, with all that is in it, also for others who hold it."""
         self._check_open()
-        await self._held.release()
+        await self._shared_grant.release()
         await self.close()
 
     async def exec(self, command: Command, **options: Unpack[ExecOptions]) -> ExecResult:
@@ -121,20 +123,20 @@ class AsyncSandbox(AsyncCloseable):
 
         return await self._use(attempt)
 
-    async def _knock(self, grant: SandboxGrant) -> None:
+    async def _verify_token(self, grant: SandboxGrant) -> None:
         """See whether a token is good, and for which sandbox."""
-        known = await introduce(self._http, grant.exec_url, grant.token)
+        known = await verify_token(self._http, grant.exec_url, grant.token)
         if known.sandbox_id != grant.sandbox_id:
             raise InvalidRequest("configurable.sandbox: the token is for another sandbox", field="sandbox")
 
     async def _use(self, attempt: Callable[[SandboxGrant], Awaitable[Answer]]) -> Answer:
         """Do something with a token that is good; if it turns out not to be, once more with another one."""
         self._check_open()
-        grant = self._noticed(await self._held.current())
+        grant = self._noticed(await self._shared_grant.current())
         try:
             return await attempt(grant)
         except Unauthorized:
-            fresh = await self._held.renewed(grant)
+            fresh = await self._shared_grant.renewed(grant)
         return await attempt(self._noticed(fresh))
 
     def _noticed(self, grant: SandboxGrant) -> SandboxGrant:

@@ -61,7 +61,7 @@ class SharedGrant:
         self._kept |= keep
         return grant
 
-    async def let_go(self) -> None:
+    async def drop(self) -> None:
         """Hold it no more; the last one releases the sandbox, as well as that can be done."""
         self._holders -= 1
         if self._holders:
@@ -127,7 +127,7 @@ class SharedGrant:
         self._changed.set()
         if self._holders:
             self._holders = 1
-            await self.let_go()
+            await self.drop()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -60,7 +60,7 @@ def test_one_that_is_dead_or_of_another_kind_is_closed(
     dead, other = put(loop, kept, "a"), put(loop, kept, "b")
     dead.gone = True
     assert kept.take("a", KEY) is None
-    assert kept.take("b", replace(KEY, workspace=2)) is None
+    assert kept.take("b", KEY._replace(workspace=2)) is None
     assert closed == [dead, other]
 
 

@@ -116,7 +116,7 @@ def test_python_with_packages_of_the_system(loaded: BoxRunner, case: Case) -> No
 def test_python_of_an_imported_image(loaded: BoxRunner, case: Case) -> None:
     key = CellKey.of(loaded.engine.runtime, "python", BoxSpec(image="imported", limits=_LIMITS))
     preload = loaded.engine.runtime.preload_for("imported", case.source.encode())
-    loaded.submit(_parked(loaded.engine.pool, dataclasses.replace(key, preload=preload))).result(timeout=50)
+    loaded.submit(_parked(loaded.engine.pool, key._replace(preload=preload))).result(timeout=50)
     _compare(loaded, case, "imported")
 
 

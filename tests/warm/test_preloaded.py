@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -238,7 +237,7 @@ async def test_the_guest_that_was_not_asked_for_the_longest_goes(tmp_path: Path)
     try:
         pool = runner.engine.pool
         plain = CellKey.of(runner.engine.runtime, "python", BoxSpec(limits=Limits(timeout=20.0)))
-        first, second = (dataclasses.replace(plain, executable=flag, inodes=5000) for flag in (True, False))
+        first, second = (plain._replace(executable=flag, inodes=5000) for flag in (True, False))
         for key in (first, second):
             runner.loop.call_soon_threadsafe(pool.want, key, Limits(timeout=20.0, inodes=5000))
             async with asyncio.timeout(20):

@@ -68,6 +68,8 @@ class Language:
 
     def file_for(self, code: bytes) -> str:
         """Return the name of the main file for this code."""
+        if not self.main:
+            return self.file
         text = code.decode("utf-8", "replace")
         for pattern in self.main:
             if found := re.search(pattern, text, re.MULTILINE):
@@ -98,7 +100,7 @@ class Languages:
 
     def named(self, name: str) -> Language:
         """The language of a name; raises ``UnknownLanguage``."""
-        found = self._by_any_name.get(name.strip().lower())
+        found = self._by_any_name.get(name) or self._by_any_name.get(name.strip().lower())
         if found is None:
             known = ", ".join(sorted(self._by_name))
             raise UnknownLanguage(f"unknown language {name[:64]!r}; known are {known}", language=name[:64])

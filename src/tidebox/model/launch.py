@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from tidebox.errors import InvalidRequest
@@ -135,16 +136,23 @@ def _filled(
     kind: Language, path: str, arguments: Sequence[str], env: Mapping[str, str] | None, memory: int
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """The command that runs a file, and its variables."""
-    places = _places(path, memory)
-    command = (*filled(kind.run, places), *arguments)
-    own = {name: filled((value,), places)[0] for name, value in kind.env}
-    return command, _checked(command, {**own, **(env or {})})
+    command = (*_filled_words(kind.run, path, memory), *arguments)
+    if kind.env:
+        own = {name: _filled_words((value,), path, memory)[0] for name, value in kind.env}
+        env = {**own, **(env or {})}
+    return command, _checked(command, env)
+
+
+@lru_cache(maxsize=64)
+def _filled_words(words: tuple[str, ...], path: str, memory: int) -> tuple[str, ...]:
+    # Kept: most programs have the same main file and the same memory.
+    return filled(words, _places(path, memory))
 
 
 def _compilation(kind: Language, path: str, memory: int) -> Compilation | None:
     if not kind.compile:
         return None
-    return Compilation(filled(kind.compile, _places(path, memory)), path, kind.executes, kind.diagnostic)
+    return Compilation(_filled_words(kind.compile, path, memory), path, kind.executes, kind.diagnostic)
 
 
 def _places(path: str, memory: int) -> dict[str, str]:

@@ -59,6 +59,8 @@ def package_of(name: str) -> str | None:
 
 def sets_for(source: bytes) -> tuple[str, ...]:
     """The sets that a program of this text would like, the best first; none for one that imports next to nothing."""
+    if source.find(b"import", 0, _MOST_TEXT) < 0:
+        return ()
     names = imported(source)
     wanted = [name for name in reversed(_PACKAGES) if name in names]
     return (*wanted, STANDARD) if names - _CHEAP else ()

@@ -122,7 +122,7 @@ class Driver(Runner):
             if launch.cell == "python" and program.mode != "exec":
                 source = program.source or order.files.get(posixpath.join(program.cwd, program.path), b"")
                 if preload := self._runtime.preload_for(order.spec.image, source):
-                    key = replace(key, preload=preload)
+                    key = key._replace(preload=preload)
             if not order.files and not kept.has_input:
                 plain = None
                 if program.mode == "exec" and not program.path:
@@ -197,7 +197,9 @@ def _complete(usage: Usage, exited: Exited | None) -> Usage:
     counted = exited.usage if exited is not None else None
     if counted is None:
         return usage
-    usage = replace(usage, oom_kills=max(usage.oom_kills, counted.get("oom_kills", 0)))
+    kills = counted.get("oom_kills", 0)
+    if kills > usage.oom_kills:
+        usage = replace(usage, oom_kills=kills)
     if None not in (usage.cpu_seconds, usage.memory_peak):
         return usage
     cpu = counted.get("cpu_us")
@@ -320,9 +322,12 @@ class _Watch:
             if not isinstance(event, Exited):
                 await self._sink(event)
 
-        with self._timed(self._order.spec.limits.compile_timeout, Outcome.COMPILE_TIMEOUT):
+        timer = self._set_timer(self._order.spec.limits.compile_timeout, Outcome.COMPILE_TIMEOUT)
+        try:
             await self._end_input()
             return await self._follow(show)
+        finally:
+            timer.cancel()
 
     async def _run(self, *, again: bool) -> Exited | None:
         """Follow the program. Where something else was started in its place, that is over, and it is started now."""
@@ -339,25 +344,23 @@ class _Watch:
                 if not isinstance(event, Started):
                     await self._sink(event)
 
-        with self._timed(limits.timeout, Outcome.TIMEOUT):
+        timer = self._set_timer(limits.timeout, Outcome.TIMEOUT)
+        try:
             if self._order.stdin:
                 self._helpers.append(asyncio.get_running_loop().create_task(self._feed(self._order.stdin)))
             else:
                 await self._end_input()
             return await self._follow(show)
+        finally:
+            timer.cancel()
 
-    @contextlib.contextmanager
-    def _timed(self, seconds: float, outcome: Outcome) -> Iterator[None]:
+    def _set_timer(self, seconds: float, outcome: Outcome) -> asyncio.TimerHandle:
         def time_out() -> None:
             # A program that is over and only not read to its end was in time.
             if not self._program.ended:
                 self._end(outcome)
 
-        timer = asyncio.get_running_loop().call_later(seconds, time_out)
-        try:
-            yield
-        finally:
-            timer.cancel()
+        return asyncio.get_running_loop().call_later(seconds, time_out)
 
     def _end(self, reason: Outcome) -> None:
         """Kill the box; the first reason stands."""

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidebox.errors import TideboxError
 from tidebox.model.box import BoxSpec, Command
@@ -48,9 +48,8 @@ _BUSY_SECONDS = 0.25
 _TRUST_LATER = ("python", "any")
 
 
-@dataclass(frozen=True, slots=True)
-class CellKey:
-    """What of a cell cannot be changed after it was parked."""
+class CellKey(NamedTuple):
+    """What of a cell cannot be changed after it was parked; looked up several times for each program."""
 
     kind: CellKind | None
     """None for a blank box."""
@@ -90,12 +89,12 @@ class CellKey:
     @property
     def blank(self) -> CellKey:
         """The key of a blank box of the same shape."""
-        return replace(self, kind=None)
+        return self._replace(kind=None)
 
     @property
     def plain(self) -> CellKey:
         """The key of a cell that serves the same programs with nothing loaded before."""
-        return replace(self, preload="")
+        return self._replace(preload="")
 
     def spec(self, limits: Limits) -> BoxSpec:
         """The box this key describes, with ``limits`` for what can still be changed."""

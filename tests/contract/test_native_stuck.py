@@ -216,7 +216,7 @@ def stop(pid):
     os.kill(pid, signal.SIGSTOP)
 began = time.monotonic()
 try:
-    template.start([], [], 0x60000000 if os.getuid() == 0 else None, False, False, stop)
+    template.start([], [], 0x60000000 if os.getuid() == 0 else None, False, False, False, stop)
 except StepFailed as error:
     print(error.step, os.strerror(error.errno), time.monotonic() - began < 8, os.path.exists(f"/proc/{found[0]}"))
 """

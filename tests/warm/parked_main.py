@@ -19,7 +19,9 @@ from tidebox.spawner import warm  # noqa: E402
 
 warm.capture(_BARE_MODULES, _BARE_PATH)
 if sys.argv[3]:
-    answer = warm.load(sys.argv[3].split(","))
+    from tidebox.spawner import handover
+
+    answer = warm.load(sys.argv[3].split(","), handover.load)
     assert "refused" not in answer, answer
 
 

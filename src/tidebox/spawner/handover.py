@@ -25,8 +25,8 @@ import os
 import sys
 from posix import listdir
 
-from tidebox.spawner import fresh
-from tidebox.spawner.preload import EVERYTHING, Kept, Record
+from tidebox.spawner import fresh, preload
+from tidebox.spawner.preload import EVERYTHING, Kept, Record, Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,11 +99,21 @@ def _in_order(kept: dict[str, Kept], name: str) -> list[Kept]:
     return ordered
 
 
+def load(names: Iterable[str], path: Iterable[str]) -> HandOver | Refused:
+    """Load modules ahead, and have programs given them; or why one of them cannot be."""
+    try:
+        hand_over = HandOver(preload.load(names, path))
+    except Refused as error:
+        return error
+    hand_over.install()
+    return hand_over
+
+
 class HandOver:
     """What the import system asks."""
 
     def __init__(self, record: Record) -> None:
-        self._record = record
+        self.record = record
         self._kept = record.kept
         self._bundles = {name: Bundle(record.kept, name) for name in record.asked if name in record.kept}
         self._read = {
@@ -152,7 +162,7 @@ class HandOver:
             bundle = self._bundles[name] = Bundle(self._kept, name)
         if not self._may_give(bundle):
             return spec
-        return _bootstrap.ModuleSpec(name, _Giving(self._record, kept, bundle, spec))
+        return _bootstrap.ModuleSpec(name, _Giving(self.record, kept, bundle, spec))
 
     def _may_give(self, bundle: Bundle) -> bool:
         if _modules is not sys.modules or os.environ is not _environment:
@@ -172,7 +182,7 @@ class HandOver:
     def _reads_the_same(self, bundle: Bundle) -> bool:
         for variable, value in bundle.variables.items():
             if variable == EVERYTHING:
-                if _variables != self._record.environment:
+                if _variables != self.record.environment:
                     return False
             elif _variables.get(variable) != value:
                 return False
@@ -180,7 +190,7 @@ class HandOver:
 
     def _finds_the_same(self, bundle: Bundle) -> bool:
         """Whether no finder and no directory of the program's own comes in between."""
-        record = self._record
+        record = self.record
         if not all(fresh.may_give(member.name) for member in bundle.members):
             return False
         if any(finder not in record.added_finders for finder in sys.meta_path[len(record.meta_path) :]):

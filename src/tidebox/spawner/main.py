@@ -234,6 +234,7 @@ class Spawner:
                 self._uid_base,
                 message["agent"],
                 message["egress"],
+                message["loads"],
                 self._adopt,
             )
             self._templates[name] = made

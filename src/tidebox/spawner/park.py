@@ -16,7 +16,9 @@ from tidebox.spawner import warm  # noqa: E402
 warm.capture(_BARE_MODULES, _BARE_PATH)
 _modules = sys.argv[1].split(",") if len(sys.argv) > 1 else []
 if _modules:
-    _refused = warm.load(_modules).get("refused")
+    from tidebox.spawner import handover
+
+    _refused = warm.load(_modules, handover.load).get("refused")
     if _refused is not None:
         _left = [name for name in _modules if name != _refused]
         # As it was called: an interpreter finds its library by its name.

@@ -71,11 +71,12 @@ def start(
     uid_base: int | None,
     agent: bool,
     egress: bool,
+    loads: bool,
     adopt: Callable[[int], None],
 ) -> Template:
     """Fork a template that executes ``plan``, whose boxes have an ``agent`` or are for single programs.
 
-    With ``egress`` their networks lead outward.
+    With ``egress`` their networks lead outward. One that ``loads`` can be told to load modules for their programs.
 
     ``overlays`` are steps of its boxes that this machine may not allow, which the template tries.
 
@@ -89,7 +90,7 @@ def start(
     pid, pidfd = sys_.clone(flags)
     if pid == 0:
         ours.close()
-        _main(theirs, plan, overlays, uid_base, agent, egress)
+        _main(theirs, plan, overlays, uid_base, agent, egress, loads)
     theirs.close()
     template = Template(pid, pidfd, ours)
     try:
@@ -132,6 +133,7 @@ def _main(
     uid_base: int | None,
     agent: bool,
     egress: bool,
+    loads: bool,
 ) -> NoReturn:
     status = 1
     complaints = 2
@@ -139,6 +141,7 @@ def _main(
         # Out of the way of the numbers that boxes give a meaning.
         sock = _socket.socket(fileno=fcntl.fcntl(sock.detach(), fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR))
         make_agent = _load_agent() if agent else None
+        loader = _load_loader() if loads else None
         _build(sock, plan, uid_base)
         overlay_errno = _try_overlays(overlays)
         complaints = _stand_like_an_init()
@@ -147,7 +150,7 @@ def _main(
         gc.disable()
         _bequeath_code()
         channel.send(sock, {"ready": True, "overlay_errno": overlay_errno})
-        _serve(sock, uid_base is not None, make_agent, egress)
+        _serve(sock, uid_base is not None, make_agent, egress, loader)
         status = 0
     except steps.StepFailed as error:
         channel.send(sock, error.told())
@@ -165,6 +168,13 @@ def _load_agent() -> MakeAgent:
     from tidebox.spawner import agents
 
     return agents.make_agent
+
+
+def _load_loader() -> warm.Loader:
+    """Now, for the same reason; a program without imports does without it, and so is forked and ended faster."""
+    from tidebox.spawner import handover
+
+    return handover.load
 
 
 def _build(sock: _socket.socket, plan: list[list[Any]], uid_base: int | None) -> None:
@@ -272,14 +282,14 @@ def _become_mapped_root() -> None:
         raise steps.StepFailed("become root of the user namespace", error) from error
 
 
-def _preload(stage: list[list[Any]], root: str, modules: list[str]) -> dict[str, Any]:
+def _preload(stage: list[list[Any]], root: str, modules: list[str], loader: warm.Loader) -> dict[str, Any]:
     """Load modules for the programs of all boxes: in a root that is made as theirs are, and taken down again."""
     outside = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         steps.execute(stage)
         os.chroot(root)
         os.chdir("/workspace")
-        answer = warm.load(modules)
+        answer = warm.load(modules, loader)
         os.fchdir(outside)
         os.chroot(".")
         os.chdir("/")
@@ -294,7 +304,9 @@ def _preload(stage: list[list[Any]], root: str, modules: list[str]) -> dict[str,
     return answer
 
 
-def _serve(sock: _socket.socket, two_ids: bool, make_agent: MakeAgent | None, egress: bool) -> None:
+def _serve(
+    sock: _socket.socket, two_ids: bool, make_agent: MakeAgent | None, egress: bool, loader: warm.Loader | None
+) -> None:
     """Make a box per order, and see to those there are, until the spawner is gone."""
     epoll = select.epoll()
     epoll.register(sock.fileno(), select.EPOLLIN)
@@ -314,7 +326,8 @@ def _serve(sock: _socket.socket, two_ids: bool, make_agent: MakeAgent | None, eg
                 return
             message, descriptors = received
             if "preload" in message:
-                channel.send(sock, _preload(message["stage"], message["root"], message["preload"]))
+                assert loader is not None
+                channel.send(sock, _preload(message["stage"], message["root"], message["preload"], loader))
                 continue
             if "define" in message:
                 shapes[message["define"]] = Shape(message, make_agent, two_ids, egress)

@@ -21,7 +21,7 @@ import sys
 import time
 from posix import _exit
 
-from tidebox.spawner import frames, handover, leaving, preload, program
+from tidebox.spawner import frames, leaving, program
 
 try:
     import resource
@@ -32,9 +32,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import CodeType
-    from typing import Any, NoReturn
+    from typing import Any, Callable, NoReturn, Union
 
+    from tidebox.spawner.handover import HandOver
+    from tidebox.spawner.preload import Refused
     from tidebox.spawner.program import Program
+
+    Loader = Callable[[Iterable[str], Iterable[str]], Union[HandOver, Refused]]
 
 # The argument of a process whose program is under way already: preparing for it would only make it wait.
 AT_ONCE = "at-once"
@@ -65,7 +69,7 @@ class Baseline:
 
 _baseline: Baseline
 _standing_by = False
-_handover: handover.HandOver | None = None
+_handover: HandOver | None = None
 
 
 def capture(modules: Iterable[str], path: Iterable[str]) -> None:
@@ -141,19 +145,20 @@ def stand_by() -> None:
         _rehearse()
 
 
-def load(names: Iterable[str]) -> dict[str, Any]:
+def load(names: Iterable[str], loader: Loader) -> dict[str, Any]:
     """Load modules ahead of the programs that import them, once nothing of ours is in sight any more.
+
+    ``loader`` is ``handover.load``, which is left out of processes that load nothing: each program is a copy of one.
 
     Returns which were found, or which one was ``refused`` and why: then this process is of no use.
     """
     global _handover
     _forget_ourselves()
-    try:
-        record = preload.load(names, _baseline.path)
-    except preload.Refused as error:
-        return {"refused": error.module, "reason": error.reason}
-    _handover = handover.HandOver(record)
-    _handover.install()
+    found = loader(names, _baseline.path)
+    if isinstance(found, Exception):
+        return {"refused": found.module, "reason": found.reason}
+    _handover = found
+    record = found.record
     # They go with the process: to take apart what every child shares would only copy it.
     _baseline.objects.update((id(kept.module), kept.module) for kept in record.kept.values())
     return {"preloaded": record.asked, "modules": len(record.kept)}

@@ -536,7 +536,13 @@ class NativeRuntime(Runtime):
         tried = overlays(self._facts, rootfs is None, layers)
         try:
             answer, _ = await spawner.request(
-                "template", name=name, plan=plan, overlays=tried, agent=not _is_single(spec), egress=spec.has_network
+                "template",
+                name=name,
+                plan=plan,
+                overlays=tried,
+                agent=not _is_single(spec),
+                egress=spec.has_network,
+                loads=bool(spec.preload),
             )
         except ProvisionFailed as error:
             raise probe.explain(error) from error

@@ -32,12 +32,12 @@ from tidebox.model.sandbox import Binding, SandboxState
 from tidebox.model.session import Session, SessionState
 from tidebox.model.timestamps import iso_time
 from tidebox.store.base import (
-    Beat,
     BindingCreation,
-    Bound,
     Creation,
+    EnsuredBinding,
     Estate,
     Holdings,
+    NodeBeat,
     Pulse,
     SessionCreation,
     SessionPage,
@@ -327,7 +327,7 @@ class DictStore(Store):
             for run in there[:limit]
         ]
 
-    async def create_binding(self, creation: BindingCreation) -> Bound:
+    async def create_binding(self, creation: BindingCreation) -> EnsuredBinding:
         """The binding of a scope: the one it has, or else the new one."""
         new, claim = creation.binding, creation.claim
         prior = self._valid(claim, creation.valid_after) if claim is not None else None
@@ -351,7 +351,7 @@ class DictStore(Store):
         bound = live[0] if live else new
         if claim is not None and prior is None:
             self._answer(Answered(claim=claim, object_id=bound.id, response=b"", created_at=new.created_at))
-        return Bound(binding=bound, created=not live, replayed=prior is not None)
+        return EnsuredBinding(binding=bound, created=not live, replayed=prior is not None)
 
     async def binding(self, binding_id: str) -> Binding | None:
         """The binding of that id, ended or not."""
@@ -402,7 +402,7 @@ class DictStore(Store):
             return Pulse(Standing.SUPERSEDED if superseded else Standing.FORGOTTEN)
         self._nodes[owner.node_id] = replace(there, beat_at=time.time())
         others = tuple(
-            Beat(node.owner.node_id, node.owner.epoch, node.beat_at)
+            NodeBeat(node.owner.node_id, node.owner.epoch, node.beat_at)
             for node in self._nodes.values()
             if node.owner != owner
         )
@@ -418,7 +418,7 @@ class DictStore(Store):
         if there is not None and there.owner == owner:
             self._nodes[owner.node_id] = replace(there, home="")
 
-    async def take_over(self, owner: Owner, silent: Sequence[Beat], at: float) -> Estate:
+    async def take_over(self, owner: Owner, silent: Sequence[NodeBeat], at: float) -> Estate:
         """Forget the nodes of which these are still the last beats, and give ``owner`` what lost nodes left."""
         there = self._nodes.get(owner.node_id)
         if there is None or there.owner != owner:

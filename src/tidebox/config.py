@@ -640,7 +640,7 @@ class Settings:
         "How long a request waits for a sandbox that is being made.", _number, 30.0, low=0, high=600
     )
     max_sandboxes_per_user: int | None = _setting("Sandboxes that one user may have.", _whole, 100, low=1)
-    pool_sandboxes: int = _setting("Sandboxes kept ready for whoever asks for one.", _whole, 2, low=0, high=1024)
+    pool_sandboxes: int = _setting("Sandboxes kept ready for those who ask for one.", _whole, 2, low=0, high=1024)
     live_mem_mb: int = _setting(
         "The memory of a sandbox, in MiB, beside what its workspace may take.", _whole, 512, low=16, high=1048576
     )
@@ -791,7 +791,7 @@ def _check_range(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """What clients of a server find in the environment."""
+    """The settings of clients of a server, from the environment."""
 
     url: str | None = None
     """``TIDEBOX_URL``: the server."""
@@ -820,13 +820,13 @@ def wants_colors() -> bool:
 
 
 def session_environment() -> dict[str, str]:
-    """What of the environment tells where programs, the login session and the container engine are."""
+    """The environment variables that tell where programs, the login session and the container engine are."""
     names = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def package_environment() -> dict[str, str]:
-    """What of the environment uv and npm are to know: their own settings, and where the network and their files are."""
+    """The environment variables for uv and npm: their own settings, and where the network and their files are."""
     known = {"PATH", "HOME", "LANG", "NETRC", "XDG_CONFIG_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS"}
     return {
         name: value
@@ -836,11 +836,11 @@ def package_environment() -> dict[str, str]:
 
 
 def mirror_environment() -> dict[str, str]:
-    """What of the environment pip, npm and apt are to know when they are asked for their mirrors."""
+    """The environment variables for pip, npm and apt when they are asked for their mirrors."""
     more = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name == "APT_CONFIG"}
     return package_environment() | more
 
 
 def environment_variable(name: str) -> str | None:
-    """A variable of the caller's own environment that he asked to hand on to a program."""
+    """A variable of the caller's own environment that they asked to hand on to a program."""
     return os.environ.get(name)

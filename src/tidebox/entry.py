@@ -24,7 +24,7 @@ def run(
     ``tidebox.model.limits.Limits``: timeout, memory, pids, cpus, output, workspace, ...
 
     With ``server``, an address, or where ``TIDEBOX_URL`` names one, the box is one of that server. Otherwise the first
-    call starts the machinery and a pool of warm cells, which live as long as the process. Whoever is interrupted over
+    call starts the machinery and a warm pool of cells, which live as long as the process. A caller interrupted during
     this leaves no program running.
     """
     if (url := _server(server)) is None:

@@ -149,7 +149,7 @@ class Forbidden(TideboxError):
 
 
 class CapabilityDenied(Forbidden):
-    """The grant, or the policy for whoever asks for one, does not cover this."""
+    """The grant, or the policy for those who ask for one, does not cover this."""
 
     code = "capability_denied"
 

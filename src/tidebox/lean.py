@@ -61,7 +61,7 @@ def bare_packages(*names: str) -> None:
             continue
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None or spec.submodule_search_locations is None:
-            continue  # whoever imports it learns why
+            continue  # the importer learns why
         module = importlib.util.module_from_spec(spec)
         module.__class__ = _BarePackage
         sys.modules[name] = module
@@ -91,7 +91,7 @@ class _BarePackage(ModuleType):
         try:
             spec.loader.exec_module(self)
         except BaseException:
-            # Whoever asks next is told the same.
+            # The next caller gets the same error.
             object.__setattr__(self, "__class__", _BarePackage)
             raise
 

@@ -24,7 +24,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 _MAX_FRAMES = 12
 
 
-class _Stream:
+class _LogStream:
     """Standard error, which may have nobody reading it any more: that must not fail a request."""
 
     def __init__(self, file: TextIO) -> None:
@@ -59,7 +59,7 @@ def configure(level: str, file: TextIO | None = None) -> None:
         renderer = structlog.dev.ConsoleRenderer(pad_event_to=0, exception_formatter=structlog.dev.plain_traceback)
     else:
         renderer = structlog.processors.JSONRenderer()
-    stream = _Stream(target)
+    stream = _LogStream(target)
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),

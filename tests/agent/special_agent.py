@@ -9,8 +9,8 @@ import ctypes
 import os
 import sys
 
+from tidebox.agent.init_setup import InitSetup
 from tidebox.agent.main import serve
-from tidebox.agent.setup import Setup
 
 PR_SET_DUMPABLE = 4
 
@@ -77,7 +77,7 @@ class DirectoryLeaves:
 if __name__ == "__main__":
     os._exit(
         serve(
-            Setup(
+            InitSetup(
                 sock=int(sys.argv[1]),
                 generation=10,
                 user=(65534, 65534) if os.getuid() == 0 else (os.getuid(), os.getgid()),

@@ -17,10 +17,10 @@ from tidebox.model.node import NOBODY, Owner
 from tidebox.model.run import Phase, Reason, Run
 from tidebox.model.sandbox import Binding, SandboxState
 from tidebox.store.base import (
-    Beat,
     BindingCreation,
     Creation,
     Estate,
+    NodeBeat,
     Pulse,
     SessionCreation,
     SessionQuery,
@@ -45,7 +45,7 @@ async def second(make_store: Callable[[], Store], store: Store) -> AsyncIterator
     await other.close()
 
 
-async def heard_of(store: Store, by: Owner, *node_ids: str) -> list[Beat]:
+async def heard_of(store: Store, by: Owner, *node_ids: str) -> list[NodeBeat]:
     """What one node has last heard of others."""
     return [beat for beat in (await store.beat(by)).others if beat.node_id in node_ids]
 

@@ -16,7 +16,7 @@ from tidebox.errors import InvalidRequest
 from tidebox.lsp import workspace_scan
 from tidebox.lsp.workspace_scan import WorkspaceScanner
 from tidebox.untrusted_files.gitignore import Gitignore, ignores
-from tidebox.untrusted_files.globs import Patience
+from tidebox.untrusted_files.globs import MatchBudget
 
 FILES = [
     "a.log",
@@ -97,7 +97,7 @@ def test_hostile_patterns_are_given_up() -> None:
     rules = Gitignore("", ["*a" * 200 + "b", "**/*" * 100 + "x"] * 500)
     began = time.thread_time()
     with pytest.raises(InvalidRequest, match="too long"):
-        ignores([rules], "/".join(["a" * 200] * 5), Patience(0.05), directory=False)
+        ignores([rules], "/".join(["a" * 200] * 5), MatchBudget(0.05), directory=False)
     assert time.thread_time() - began < patient(5)
 
 

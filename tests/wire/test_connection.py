@@ -20,7 +20,7 @@ from tidebox.wire.errors import (
     MalformedMessage,
     PeerTooOld,
     UnexpectedMessage,
-    UnsupportedOperation,
+    UnsupportedByPeer,
     WireError,
 )
 from tidebox.wire.fields import Message
@@ -107,7 +107,7 @@ def test_the_gate_fails_one_operation_and_the_session_goes_on() -> None:
     host = open_host(5)
     assert host.supports(TcpConnect)
     assert not host.supports(Ping)
-    with pytest.raises(UnsupportedOperation) as caught:
+    with pytest.raises(UnsupportedByPeer) as caught:
         host.encode(Ping(), 1)
     assert str(caught.value) == (
         "the sandbox runtime is too old for 'core.ping' (needs protocol generation 6, the sandbox speaks 5); "

@@ -6,14 +6,14 @@ import _socket
 import os
 import sys
 
+from tidebox.agent.init_setup import InitSetup
 from tidebox.agent.main import serve
-from tidebox.agent.setup import Setup
 from tidebox.wire.generations import GENERATION
 
 _USAGE = "usage: python -m tidebox.agent (--socket PATH | --fd N) [--generation N] [--no-bootstrap]"
 
 
-class Options:
+class AgentOptions:
     """The command line."""
 
     def __init__(self, arguments: list[str]) -> None:
@@ -54,14 +54,14 @@ def accept_one(path: str) -> int:
 def main() -> int:
     """Read the command line and serve; the exit code."""
     try:
-        options = Options(sys.argv[1:])
+        options = AgentOptions(sys.argv[1:])
     except (ValueError, StopIteration):
         os.write(2, _USAGE.encode() + b"\n")
         return 2
     fd = options.fd if options.socket is None else accept_one(options.socket)
     os.environ.clear()
     return serve(
-        Setup(
+        InitSetup(
             sock=fd,
             generation=options.generation,
             user=(os.getuid(), os.getgid()),

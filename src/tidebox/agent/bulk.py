@@ -18,7 +18,7 @@ from tidebox.wire.bulk import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tidebox.agent.host import Host
+    from tidebox.agent.host_channel import HostChannel
     from tidebox.wire.bulk import BulkRecord
     from tidebox.wire.cbor import Buffer
 
@@ -51,7 +51,7 @@ def accept(offer: BulkOffer, kind: int, flows: int, max_payload: int) -> BulkAcc
 class Outgoing:
     """The flow to the host: never beyond the credit it gave."""
 
-    def __init__(self, id: int, host: Host, accepted: BulkAccepted) -> None:
+    def __init__(self, id: int, host: HostChannel, accepted: BulkAccepted) -> None:
         self._id = id
         self._host = host
         self._kind = accepted.kind
@@ -83,7 +83,7 @@ class Outgoing:
 class Incoming:
     """The flow from the host: contiguous records within the credit we gave."""
 
-    def __init__(self, id: int, host: Host, accepted: BulkAccepted) -> None:
+    def __init__(self, id: int, host: HostChannel, accepted: BulkAccepted) -> None:
         self._id = id
         self._host = host
         self._kind = accepted.kind

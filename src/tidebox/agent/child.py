@@ -12,15 +12,15 @@ import os
 import resource
 from struct import Struct
 
-from tidebox.agent import kin, pty
+from tidebox.agent import descendants, pty
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, Callable, NoReturn
 
-    from tidebox.agent.setup import Setup
-    from tidebox.agent.users import User
+    from tidebox.agent.init_setup import InitSetup
+    from tidebox.agent.users import BoxUser
 
 # Linux' numbers, the same on every architecture we run on; the resource module lacks one of them.
 RLIMITS = {
@@ -65,7 +65,7 @@ STEP_EXEC = "exec"
 _STEPS = (STEP_PROCESS, STEP_RLIMIT, STEP_USER, STEP_CWD, STEP_CONFINE, STEP_EXEC)
 
 
-class Start:
+class ChildStart:
     """Everything decided before the fork; standard streams and cgroup leaf or mark come when they are made.
 
     ``apart`` says that the child is no copy of the agent any more, but for its identity: see ``part``.
@@ -80,7 +80,7 @@ class Start:
         argv: list[bytes],
         env: dict[bytes, bytes],
         cwd: bytes,
-        user: User,
+        user: BoxUser,
         rlimits: Sequence[tuple[int, int, int]],
         tty: bool,
     ) -> None:
@@ -136,7 +136,7 @@ def reset_signals(signals: Sequence[int]) -> None:
         _signal.signal(number, _signal.SIG_DFL)
 
 
-def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> NoReturn:
+def become(start: ChildStart, setup: InitSetup, status: int, signals: Sequence[int]) -> NoReturn:
     """Runs in the child; reports a failing step through ``status`` and exits."""
     step = STEP_PROCESS
     try:
@@ -154,7 +154,7 @@ def become(start: Start, setup: Setup, status: int, signals: Sequence[int]) -> N
         for number, soft, hard in start.rlimits:
             resource.setrlimit(number, (soft, hard))
         if start.mark is not None:
-            kin.put_on(start.mark)
+            descendants.put_on(start.mark)
         step = STEP_USER
         _change_user(start.user)
         step = STEP_CWD
@@ -201,7 +201,7 @@ def close_all_but(*kept: int | None) -> None:
 def find_builtin(
     command: bytes, builtins: Mapping[str, Callable[[list[str], int], Any]]
 ) -> Callable[[list[str], int], Any] | None:
-    """What a command of the form ``tidebox:name`` runs; None for a program."""
+    """Return the builtin that a command of the form ``tidebox:name`` runs; None for a program."""
     text = command.decode("utf-8", "surrogateescape")
     if not text.startswith(BUILTIN_PREFIX):
         return None
@@ -227,7 +227,7 @@ def _raise_oom_score(proc: int) -> None:
         os.close(fd)
 
 
-def _change_user(user: User) -> None:
+def _change_user(user: BoxUser) -> None:
     if os.getresuid() == (user.uid,) * 3 and os.getresgid() == (user.gid,) * 3:
         return
     try:

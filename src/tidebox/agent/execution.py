@@ -9,9 +9,9 @@ import termios
 from struct import Struct
 
 from tidebox.agent import pty
+from tidebox.agent.fd_writer import FdWriter
 from tidebox.agent.flow import CHUNK_SIZE, INPUT_LIMIT, UNPACED_INPUT_LIMIT, OutputWindow
 from tidebox.agent.loop import HANGUP, READ
-from tidebox.agent.sink import Sink
 from tidebox.wire.messages import ExecExited, ExecStdinAck, ExecStdinError, ExecStdout
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
     from tidebox.agent.flow import InputBrake
-    from tidebox.agent.host import Host
+    from tidebox.agent.host_channel import HostChannel
     from tidebox.agent.loop import Loop, Timer
     from tidebox.wire.cbor import Buffer
     from tidebox.wire.fields import DataMessage, Message
@@ -32,7 +32,7 @@ _SMALLEST_CHUNK = 4096
 _INT = Struct("i")
 
 
-class Stream:
+class OutputPipe:
     """The agent's end of a program's output."""
 
     __slots__ = ("fd", "message_type", "watched", "owed")
@@ -45,20 +45,20 @@ class Stream:
         self.owed: int | None = None
 
 
-class Execution:
+class AgentExecution:
     """Moves one program's bytes, from the moment it runs until ``exited`` is sent."""
 
     def __init__(
         self,
         id: int,
-        host: Host,
+        host: HostChannel,
         loop: Loop,
         brake: InputBrake,
-        streams: Sequence[Stream],
+        streams: Sequence[OutputPipe],
         terminal: int | None,
         stdin: int,
         paced: bool,
-        on_end: Callable[[Execution], None],
+        on_end: Callable[[AgentExecution], None],
         collect: Callable[[], None],
     ) -> None:
         self.id = id
@@ -75,7 +75,7 @@ class Execution:
         self._terminal = terminal
         self._paced = paced
         self._window = OutputWindow(paced)
-        self._stdin = Sink(loop, stdin, self._stdin_taken, self._stdin_failed)
+        self._stdin = FdWriter(loop, stdin, self._stdin_taken, self._stdin_failed)
         self._stdin_done = False
         self._stdin_received = 0
         self._stdin_consumed = 0
@@ -124,17 +124,17 @@ class Execution:
         if self.running:
             self._resume()
 
-    def _watch(self, stream: Stream) -> None:
+    def _watch(self, stream: OutputPipe) -> None:
         if stream.fd >= 0 and not stream.watched:
             self._loop.watch(stream.fd, READ, lambda events: self._readable(stream, events))
             stream.watched = True
 
-    def _unwatch(self, stream: Stream) -> None:
+    def _unwatch(self, stream: OutputPipe) -> None:
         if stream.watched:
             self._loop.forget(stream.fd)
             stream.watched = False
 
-    def _readable(self, stream: Stream, events: int) -> None:
+    def _readable(self, stream: OutputPipe, events: int) -> None:
         # After a hang-up the rest and the end can be read in one go.
         self._pump(stream, to_the_end=bool(events & HANGUP))
         if self.silent and not self.reaped:
@@ -150,7 +150,7 @@ class Execution:
                 self._pump(stream, to_the_end=self.reaped)
         self._end_if_complete()
 
-    def _pump(self, stream: Stream, to_the_end: bool) -> None:
+    def _pump(self, stream: OutputPipe, to_the_end: bool) -> None:
         while stream.fd >= 0:
             room = self._room(stream)
             if room <= 0:
@@ -174,7 +174,7 @@ class Execution:
             if not to_the_end:
                 return
 
-    def _room(self, stream: Stream) -> int:
+    def _room(self, stream: OutputPipe) -> int:
         """How much to read now; when it is nothing, the stream is left alone until there is room."""
         if stream.owed == 0:
             self._unwatch(stream)
@@ -192,13 +192,13 @@ class Execution:
                 return 0
         return room if stream.owed is None else min(room, stream.owed)
 
-    def _room_again(self, stream: Stream) -> None:
+    def _room_again(self, stream: OutputPipe) -> None:
         if stream.fd >= 0 and not stream.watched:
             self._watch(stream)
             self._pump(stream, to_the_end=self.reaped)
             self._end_if_complete()
 
-    def _close(self, stream: Stream) -> None:
+    def _close(self, stream: OutputPipe) -> None:
         self._unwatch(stream)
         os.close(stream.fd)
         stream.fd = -1
@@ -274,7 +274,7 @@ class Execution:
         self._end_if_complete()
 
     def _grace_over(self) -> None:
-        """Whoever holds the output now is a background process; what the program wrote is in the pipe or was sent."""
+        """The program has ended: its own bytes are sent or in the pipe, which a background process may still hold."""
         for stream in self._streams:
             if stream.fd >= 0:
                 stream.owed = _INT.unpack(fcntl.ioctl(stream.fd, termios.FIONREAD, bytes(_INT.size)))[0]
@@ -296,7 +296,7 @@ class Execution:
         self.send(ExecExited(code=code, signal=signal, usage=self._usage))
 
     def release(self) -> list[int]:
-        """Close what is the exec's own; output that somebody else still holds open is the caller's now."""
+        """Close the exec's own descriptors; return output that a background process still holds open to the caller."""
         self._brake.release(self._stdin)
         self._stdin.close()
         held = []
@@ -308,6 +308,6 @@ class Execution:
         return held
 
 
-def terminal_stream(master: int) -> Stream:
+def terminal_stream(master: int) -> OutputPipe:
     """All output of a terminal comes as stdout."""
-    return Stream(master, ExecStdout)
+    return OutputPipe(master, ExecStdout)

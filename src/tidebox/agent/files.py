@@ -7,10 +7,10 @@ import os
 
 from tidebox.agent import paths
 from tidebox.agent.bulk import BulkViolation
-from tidebox.agent.handles import Handle, HandleError, Handles
-from tidebox.agent.places import failed, place, read_link
+from tidebox.agent.file_handles import Handle, HandleError, Handles
+from tidebox.agent.path_resolution import failed, read_link, resolve_path
 from tidebox.agent.transfers import MAX_OFFSET, ReadTransfer, WriteTransfer, os_error
-from tidebox.agent.users import Borrowed, UnknownUser, resolve
+from tidebox.agent.users import BorrowedIdentity, UnknownUser, resolve
 from tidebox.wire import files as wire
 from tidebox.wire.files import FsResponse
 from tidebox.wire.frames import MAX_FRAME_SIZE
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, Callable, Union
 
-    from tidebox.agent.host import Host
+    from tidebox.agent.host_channel import HostChannel
     from tidebox.agent.loop import Loop
-    from tidebox.agent.users import User
+    from tidebox.agent.users import BoxUser
     from tidebox.wire.bulk import BulkRecord
     from tidebox.wire.cbor import Buffer
     from tidebox.wire.files import Entry, FsRequest, ResponseData
@@ -38,14 +38,16 @@ _LIST_BYTES = MAX_FRAME_SIZE - 65_536
 _ENTRY_BYTES = 160
 
 
-class Refused(Exception):
+class FileRequestRefused(Exception):
     """An operation that fails with a text of its own."""
 
 
-class Files:
+class FileService:
     """Serves file operations with the rights of the box's user."""
 
-    def __init__(self, host: Host, loop: Loop, opener: paths.Opener, default_user: Callable[[], User]) -> None:
+    def __init__(
+        self, host: HostChannel, loop: Loop, opener: paths.PathOpener, default_user: Callable[[], BoxUser]
+    ) -> None:
         self._host = host
         self._loop = loop
         self._opener = opener
@@ -102,7 +104,7 @@ class Files:
             name, serve = self._operations[type(operation)]
             with self._rights(operation):
                 data = serve(id, operation)
-        except (HandleError, Refused, UnknownUser, BulkViolation) as error:
+        except (HandleError, FileRequestRefused, UnknownUser, BulkViolation) as error:
             self._answer_error(id, str(error))
         except OSError as error:
             self._answer_error(id, os_error(name, error), error.errno)
@@ -142,14 +144,14 @@ class Files:
     def _answer_error(self, id: int, text: str, number: int | None = None) -> None:
         self._host.send(id, FsResponse(ok=False, error=text, errno=number))
 
-    def _rights(self, operation: object) -> Borrowed:
+    def _rights(self, operation: object) -> BorrowedIdentity:
         user = self._default_user()
         name = None
         if isinstance(operation, (wire.Symlink, wire.Mkdir)):
             name = operation.user
         elif isinstance(operation, wire.OpenFile):
             name = operation.options.user
-        return Borrowed(user if name is None else resolve(name, user))
+        return BorrowedIdentity(user if name is None else resolve(name, user))
 
     # Long operations
 
@@ -157,7 +159,7 @@ class Files:
         self._check_room()
         handle = self._handles.get(id, operation.handle)
         if handle.listing is not None:
-            raise Refused(f"handle {operation.handle} is a directory")
+            raise FileRequestRefused(f"handle {operation.handle} is a directory")
         if operation.offset > MAX_OFFSET or (operation.len or 0) > MAX_OFFSET:
             raise failed(errno.EINVAL)
         offer = request.bulk if self._host.speaks(BULK_GENERATION) else None
@@ -165,7 +167,7 @@ class Files:
 
     def _check_room(self) -> None:
         if len(self._transfers) + len(self._tasks) >= MAX_TRANSFERS:
-            raise Refused(f"too many transfers at once (max {MAX_TRANSFERS})")
+            raise FileRequestRefused(f"too many transfers at once (max {MAX_TRANSFERS})")
 
     def _begin(self, id: int, name: str, task: Iterator[None]) -> None:
         self._check_room()
@@ -220,26 +222,29 @@ class Files:
             os.close(directory)
 
     def _read_link(self, _id: int, operation: wire.ReadLink) -> ResponseData:
-        with place(operation.path.encode(), follow=False) as where:
+        with resolve_path(operation.path.encode(), follow=False) as where:
             return wire.PathData(path=paths.text(read_link(where)))
 
     def _symlink(self, _id: int, operation: wire.Symlink) -> None:
-        with place(operation.link_path.encode(), follow=False) as where:
+        with resolve_path(operation.link_path.encode(), follow=False) as where:
             os.symlink(operation.target.encode(), where.name, dir_fd=where.directory)
 
     def _mkdir(self, _id: int, operation: wire.Mkdir) -> None:
         paths.make_directories(operation.path.encode(), operation.mode)
 
     def _remove(self, _id: int, operation: wire.Remove) -> None:
-        with place(operation.path.encode(), follow=False) as where:
+        with resolve_path(operation.path.encode(), follow=False) as where:
             os.unlink(where.name, dir_fd=where.directory)
 
     def _remove_directory(self, _id: int, operation: wire.RemoveDir) -> None:
-        with place(operation.path.encode(), follow=False) as where:
+        with resolve_path(operation.path.encode(), follow=False) as where:
             os.rmdir(where.name, dir_fd=where.directory)
 
     def _rename(self, _id: int, operation: wire.Rename) -> None:
-        with place(operation.src.encode(), follow=False) as old, place(operation.dst.encode(), follow=False) as new:
+        with (
+            resolve_path(operation.src.encode(), follow=False) as old,
+            resolve_path(operation.dst.encode(), follow=False) as new,
+        ):
             os.rename(old.name, new.name, src_dir_fd=old.directory, dst_dir_fd=new.directory)
 
     # By handle

@@ -9,11 +9,11 @@ import os
 import time
 
 from tidebox.agent import flow, paths
-from tidebox.agent.files import Files
-from tidebox.agent.host import Host
+from tidebox.agent.files import FileService
+from tidebox.agent.host_channel import HostChannel
 from tidebox.agent.loop import HANGUP, READ, Loop, Timer
-from tidebox.agent.outbox import HostGone, Outbox, Pipes
-from tidebox.agent.processes import Processes
+from tidebox.agent.outbox import HostGone, HostOutbox, Pipes
+from tidebox.agent.processes import AgentProcesses
 from tidebox.agent.tcp import Tcp
 from tidebox.agent.users import UnknownUser
 from tidebox.wire import messages
@@ -27,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    from tidebox.agent.setup import Setup
+    from tidebox.agent.init_setup import InitSetup
     from tidebox.wire.fields import Message
 
 # How long the host may take for each step of the boot sequence.
@@ -49,7 +49,7 @@ _MICROVM_ONLY = (
 )
 
 
-def serve(setup: Setup) -> int:
+def serve(setup: InitSetup) -> int:
     """Serve the host until it shuts the agent down or is gone; the exit code for pid 1."""
     # Whatever this process inherited, programs do not.
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
@@ -64,18 +64,18 @@ class Agent:
     is not built there is not paid for by the program that waits. ``setup`` may be completed until ``serve`` is called.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: InitSetup) -> None:
         self.status = 0
         self.setup = setup
         self._boot_ns = time.monotonic_ns()
         self._loop = Loop()
         self._connection = AgentConnection(setup.generation)
-        self._outbox = Outbox(self._loop)
-        self._host = Host(self._connection, self._outbox)
+        self._outbox = HostOutbox(self._loop)
+        self._host = HostChannel(self._connection, self._outbox)
         self._brake = flow.InputBrake(self._loop)
-        self._processes = Processes(setup, self._host, self._loop, self._brake)
-        opener = paths.Opener(lambda: setup.oom_score_fd)
-        self._files = Files(self._host, self._loop, opener, lambda: self._processes.default_user)
+        self._processes = AgentProcesses(setup, self._host, self._loop, self._brake)
+        opener = paths.PathOpener(lambda: setup.oom_score_fd)
+        self._files = FileService(self._host, self._loop, opener, lambda: self._processes.default_user)
         self._tcp = Tcp(self._host, self._loop, self._brake)
         self._running = True
         self._stopping = False
@@ -110,7 +110,7 @@ class Agent:
         }
         self._greeting = b""
         if isinstance(setup.bootstrap, messages.Bootstrap):
-            # Whoever started the agent knew it already: nothing to wait for, and nothing left to be found out.
+            # The spawner passed it at the start: nothing to wait for, and nothing left to be found out.
             self._processes.configure(setup.bootstrap)
             self._greeting = self._connection.encode(self._ready_message(), 0)
 
@@ -151,7 +151,7 @@ class Agent:
         elif setup.generation >= messages.Bootstrap.GENERATION:
             self._boot = self._bootstrap
         else:
-            # Older generations are configured by whoever starts them.
+            # Older generations are configured by the process that starts them.
             self._resolved()
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What goes to the host: a bounded queue over the one stream socket, or a pipe.
+"""Outgoing frames to the host: a bounded queue over the one stream socket, or a pipe.
 
 Bulk producers (program output, file reads, TCP) ask ``full`` before they read, and wait in line when it is: so a host
 that does not read holds back the programs, and never makes the agent grow. Short replies are always taken; the host's
@@ -46,7 +46,7 @@ class Pipes:
         os.set_blocking(self.write, flag)
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Receive."""
+        """Receive bytes from the host."""
         return os.readv(self._read, [buffer])
 
     def sendmsg(self, pieces: Sequence[Buffer], _ancillary: tuple[()], _flags: int) -> int:
@@ -54,7 +54,7 @@ class Pipes:
         return os.writev(self.write, pieces)
 
     def fileno(self) -> int:
-        """What to wait on for more."""
+        """The descriptor that becomes readable when there is more to receive."""
         return self._read
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Pipes:
         os.close(self.write)
 
 
-class Outbox:
+class HostOutbox:
     """Sends in order what the socket takes; a piece may be reused by its owner once ``wait`` has called back."""
 
     _sock: _socket.socket | Pipes

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from tidebox.agent.places import Place, failed, place
+from tidebox.agent.path_resolution import ResolvedPath, failed, resolve_path
 from tidebox.wire.files import KIND_DIR, KIND_FILE, KIND_OTHER, KIND_SYMLINK, Entry
 
 TYPE_CHECKING = False
@@ -33,7 +33,7 @@ def text(path: bytes) -> str:
 
 
 def entry(path: bytes, status: os.stat_result) -> Entry:
-    """What the host is shown of a file."""
+    """The attributes of a file, as the host is shown them."""
     return Entry(
         path=text(path),
         kind=_KINDS.get(stat.S_IFMT(status.st_mode), KIND_OTHER),
@@ -49,17 +49,17 @@ def entry(path: bytes, status: os.stat_result) -> Entry:
 
 def real_path(path: bytes) -> bytes:
     """Without links; the last component need not exist."""
-    with place(path, follow=True) as where:
+    with resolve_path(path, follow=True) as where:
         return where.path
 
 
 def status_of(path: bytes, follow: bool) -> os.stat_result:
-    """What is at a path."""
-    with place(path, follow=follow) as where:
+    """``stat`` a path, or ``lstat`` where links are not followed."""
+    with resolve_path(path, follow=follow) as where:
         return where.stat()
 
 
-class Opener:
+class PathOpener:
     """Opens regular files; anything else is refused, and so are the files of procfs.
 
     What a link to /proc/self leads to is the agent's own memory and descriptors, not the user's.
@@ -85,7 +85,7 @@ class Opener:
         if self._refused is None:
             self._refused = self._find_refused()
         exclusive = bool(flags & os.O_EXCL)
-        with place(path, follow=not exclusive) as where:
+        with resolve_path(path, follow=not exclusive) as where:
             fd = where.open(flags | _QUIETLY, mode)
         try:
             status = os.fstat(fd)
@@ -120,7 +120,7 @@ def open_flags(options: OpenOptions) -> int:
 
 def open_directory(path: bytes) -> int:
     """A directory to list."""
-    with place(path, follow=True) as where:
+    with resolve_path(path, follow=True) as where:
         return where.open(_DIRECTORY)
 
 
@@ -136,7 +136,7 @@ def entries(directory: bytes, listing: Iterator[os.DirEntry[str]]) -> Iterator[E
 
 def make_directories(path: bytes, mode: int | None) -> None:
     """mkdir -p; the mode is that of the last one."""
-    with place(path, follow=True, create=True) as where:
+    with resolve_path(path, follow=True, create=True) as where:
         if not stat.S_ISDIR(where.stat().st_mode):
             raise failed(errno.EEXIST)
         if mode is not None:
@@ -145,7 +145,7 @@ def make_directories(path: bytes, mode: int | None) -> None:
 
 def set_attributes(path: bytes, attributes: Attributes, follow: bool) -> None:
     """Change what is not None, of what is at a path."""
-    with place(path, follow=follow) as where:
+    with resolve_path(path, follow=follow) as where:
         status = where.stat()
         if stat.S_ISLNK(status.st_mode) and (attributes.mode is not None or attributes.size is not None):
             raise failed(errno.EOPNOTSUPP)
@@ -190,7 +190,7 @@ def _times(attributes: Attributes, status: os.stat_result) -> tuple[float, float
     )
 
 
-def copy(opener: Opener, source: bytes, destination: bytes) -> Iterator[None]:
+def copy(opener: PathOpener, source: bytes, destination: bytes) -> Iterator[None]:
     """Copy one file with its permissions."""
     reading = opener.open(source, os.O_RDONLY)
     try:
@@ -224,12 +224,12 @@ def remove_tree(path: bytes) -> Iterator[None]:
 
     The way up is ``..``, checked to be the directory that was left: user code may move directories meanwhile.
     """
-    with place(path, follow=False) as where:
+    with resolve_path(path, follow=False) as where:
         yield from _remove_below(where)
         os.rmdir(where.name, dir_fd=where.directory)
 
 
-def _remove_below(where: Place) -> Iterator[None]:
+def _remove_below(where: ResolvedPath) -> Iterator[None]:
     current = where.open(_DIRECTORY)
     way_down: list[tuple[str, int, int]] = []
     try:

@@ -9,14 +9,14 @@ import os
 import resource
 import sys
 
-from tidebox.agent import child, kin, pty
-from tidebox.agent.execution import Execution, Stream, terminal_stream
-from tidebox.agent.failures import CannotStart, failure, stage_of
+from tidebox.agent import child, descendants, pty
+from tidebox.agent.execution import AgentExecution, OutputPipe, terminal_stream
 from tidebox.agent.flow import MAX_EXECUTIONS
-from tidebox.agent.leftovers import Leftovers
 from tidebox.agent.loop import READ
+from tidebox.agent.orphan_output import OrphanOutput
 from tidebox.agent.spare import Spare
-from tidebox.agent.users import UnknownUser, User, resolve
+from tidebox.agent.start_failures import CannotStart, failure, stage_of
+from tidebox.agent.users import BoxUser, UnknownUser, resolve
 from tidebox.wire import cbor
 from tidebox.wire.generations import FLOW_CONTROL_GENERATION
 from tidebox.wire.messages import ExecExited, ExecRequest, ExecStarted, ExecStderr, ExecStdout
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tidebox.agent.flow import InputBrake
-    from tidebox.agent.host import Host
+    from tidebox.agent.host_channel import HostChannel
+    from tidebox.agent.init_setup import InitSetup
     from tidebox.agent.loop import Loop
-    from tidebox.agent.setup import Setup
     from tidebox.wire.messages import Bootstrap, Rlimit
 
 DEFAULT_ENVIRONMENT = {
@@ -59,18 +59,18 @@ _REAPED_PER_ROUND = 256
 _SAMPLE = cbor.encode(ExecRequest(cmd="/bin/true", args=["true"], env=["NAME=value"]).to_item())
 
 
-class Processes:
+class AgentProcesses:
     """All execs of the box, and the duties of pid 1."""
 
-    def __init__(self, setup: Setup, host: Host, loop: Loop, brake: InputBrake) -> None:
+    def __init__(self, setup: InitSetup, host: HostChannel, loop: Loop, brake: InputBrake) -> None:
         self._setup = setup
         self._host = host
         self._loop = loop
         self._brake = brake
-        self._by_id: dict[int, Execution] = {}
-        self._by_pid: dict[int, Execution] = {}
-        self._leftovers = Leftovers(loop)
-        self.default_user = User(setup.user[0], setup.user[1], None)
+        self._by_id: dict[int, AgentExecution] = {}
+        self._by_pid: dict[int, AgentExecution] = {}
+        self._leftovers = OrphanOutput(loop)
+        self.default_user = BoxUser(setup.user[0], setup.user[1], None)
         self._environment = dict(DEFAULT_ENVIRONMENT)
         self._rlimits: Sequence[Rlimit] = ()
         self._cwd: str | None = None
@@ -185,7 +185,7 @@ class Processes:
         self._host.send(id, ExecExited(code=0, usage=self.usage()))
 
     def usage(self) -> dict[str, int]:
-        """What the whole box has used since it was told to count."""
+        """The resource usage of the whole box since counting began."""
         usage = self._count()
         for name in _SUMS:
             if name in usage:
@@ -223,7 +223,7 @@ class Processes:
                 if self._setup.leaves is not None:
                     start.leaf = execution.leaf = self._setup.leaves.make()
                 elif self._setup.counters is not None:
-                    start.mark = execution.mark = kin.new_mark()
+                    start.mark = execution.mark = descendants.new_mark()
                 pid = os.fork()
         except (OSError, CannotStart) as error:
             for fd in opened:
@@ -242,7 +242,7 @@ class Processes:
         self._loop.watch(status, READ, lambda _events: self._settle(execution, request, status))
         execution.unsettled = lambda: self._settle(execution, request, status)
 
-    def _told(self, start: child.Start, status: int) -> Spare | None:
+    def _told(self, start: child.ChildStart, status: int) -> Spare | None:
         """The child that was forked ahead, on its way to the program; None where there is none for it."""
         if self._spare is None or child.find_builtin(start.argv[0], self._setup.builtins) is not None:
             return None
@@ -257,8 +257,8 @@ class Processes:
         if self._setup.leaves is not None:
             self._setup.leaves.remove(spare.leaf)
 
-    def decide(self, request: ExecRequest) -> child.Start:
-        """What a request comes to; CannotStart when it cannot be."""
+    def decide(self, request: ExecRequest) -> child.ChildStart:
+        """Turn a request into the start of a child; raises CannotStart when it is invalid."""
         if request.cmd.startswith(child.BUILTIN_PREFIX) and not child.find_builtin(
             request.cmd.encode(), self._setup.builtins
         ):
@@ -291,11 +291,11 @@ class Processes:
             cwd = next(path for path in DEFAULT_DIRECTORIES if os.path.isdir(path))
         argv = [text.encode() for text in (request.cmd, *request.args)]
         env = {name.encode(): value.encode() for name, value in environment.items()}
-        return child.Start(argv, env, cwd.encode(), user, rlimits, request.tty)
+        return child.ChildStart(argv, env, cwd.encode(), user, rlimits, request.tty)
 
     def _open_streams(
-        self, id: int, request: ExecRequest, generation: int, user: User, opened: list[int]
-    ) -> tuple[Execution, tuple[int, int, int]]:
+        self, id: int, request: ExecRequest, generation: int, user: BoxUser, opened: list[int]
+    ) -> tuple[AgentExecution, tuple[int, int, int]]:
         """The exec with the agent's ends, and the child's standard streams; ``opened`` collects all of them."""
         terminal: int | None = None
         if request.tty:
@@ -315,19 +315,19 @@ class Processes:
             stderr, stderr_write = _pipe(opened)
             for fd in (stdin, stdout, stderr):
                 os.set_blocking(fd, False)
-            streams = [Stream(stdout, ExecStdout), Stream(stderr, ExecStderr)]
+            streams = [OutputPipe(stdout, ExecStdout), OutputPipe(stderr, ExecStderr)]
             theirs = (stdin_read, stdout_write, stderr_write)
             try:
                 _give(theirs, user)
             except OSError as error:
                 raise failure(request, error.errno or errno.EIO, child.STEP_USER) from error
         paced = generation >= FLOW_CONTROL_GENERATION and self._host.speaks(FLOW_CONTROL_GENERATION)
-        execution = Execution(
+        execution = AgentExecution(
             id, self._host, self._loop, self._brake, streams, terminal, stdin, paced, self._end, self.collect
         )
         return execution, theirs
 
-    def _settle(self, execution: Execution, request: ExecRequest, status: int) -> None:
+    def _settle(self, execution: AgentExecution, request: ExecRequest, status: int) -> None:
         """The child either became its program, which closes the status pipe, or says why not."""
         try:
             record = os.read(status, 4096)
@@ -349,14 +349,14 @@ class Processes:
 
     # Signals
 
-    def _kill(self, execution: Execution, number: int) -> None:
+    def _kill(self, execution: AgentExecution, number: int) -> None:
         if number == _signal.SIGKILL and execution.leaf is not None and self._setup.leaves is not None:
             try:
                 self._setup.leaves.kill(execution.leaf)
             except OSError:
                 pass  # the process group still gets the signal
         elif number == _signal.SIGKILL and execution.mark is not None:
-            kin.kill(execution.pid, execution.mark)
+            descendants.kill(execution.pid, execution.mark)
         try:
             os.killpg(execution.pid, number)
         except OSError:
@@ -380,7 +380,7 @@ class Processes:
         self.collect()
 
     def collect(self) -> None:
-        """Reap whoever is dead."""
+        """Reap all dead children."""
         for _ in range(_REAPED_PER_ROUND):
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -402,14 +402,14 @@ class Processes:
                 execution.ended(status, usage)
         self._loop.soon(self.collect)
 
-    def _end(self, execution: Execution) -> None:
+    def _end(self, execution: AgentExecution) -> None:
         usage = {}
         if execution.leaf is not None and self._setup.leaves is not None:
             usage = self._setup.leaves.usage(execution.leaf)
         execution.report_exit(usage)
         self._forget(execution)
 
-    def _forget(self, execution: Execution) -> None:
+    def _forget(self, execution: AgentExecution) -> None:
         del self._by_pid[execution.pid]
         if self._by_id.get(execution.id) is execution:
             del self._by_id[execution.id]
@@ -417,7 +417,7 @@ class Processes:
             self._leftovers.add(fd)
         leaf = execution.leaf
         if leaf is not None:
-            # When the word of the end is with whoever waits for it: this process sleeps, and they have the processor.
+            # Once the end was reported: this process sleeps, and the reader of the report has the processor.
             self._loop.later(_TIDY_SECONDS, lambda: self._tidy(leaf))
 
     def _tidy(self, leaf: int) -> None:
@@ -445,7 +445,7 @@ class Processes:
         cbor.encode(ExecExited(code=0, usage=usage).to_item())
 
 
-def _give(pipes: Iterable[int], user: User) -> None:
+def _give(pipes: Iterable[int], user: BoxUser) -> None:
     """Make them the user's own: a program that opens /dev/stdout anew is let in by the owner of the pipe."""
     if (user.uid, user.gid) != (os.getuid(), os.getgid()):
         for fd in pipes:

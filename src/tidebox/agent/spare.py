@@ -14,14 +14,14 @@ import os
 from struct import Struct
 
 from tidebox.agent import child
-from tidebox.agent.users import User
+from tidebox.agent.users import BoxUser
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-    from tidebox.agent.setup import Setup
+    from tidebox.agent.init_setup import InitSetup
 
 _LARGEST_ORDER = 1 << 17
 # Standard input, output, errors, and the pipe that tells what went wrong.
@@ -32,7 +32,7 @@ _ANCILLARY = _socket.CMSG_SPACE(_DESCRIPTORS.size)
 class Spare:
     """One such child."""
 
-    def __init__(self, setup: Setup, signals: Sequence[int], leaf: int) -> None:
+    def __init__(self, setup: InitSetup, signals: Sequence[int], leaf: int) -> None:
         """Raises OSError where there is no room for one."""
         self.leaf = leaf
         self._sock, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -46,7 +46,7 @@ class Spare:
             _wait(theirs, setup, signals, leaf)
         theirs.close()
 
-    def become(self, start: child.Start, status: int) -> bool:
+    def become(self, start: child.ChildStart, status: int) -> bool:
         """Tell it what to become; False where it cannot be told, and another child is needed."""
         data = _pack(start)
         if len(data) > _LARGEST_ORDER:
@@ -65,24 +65,24 @@ class Spare:
         self._sock.close()
 
 
-def _pack(start: child.Start) -> bytes:
+def _pack(start: child.ChildStart) -> bytes:
     user, rlimits = (start.user.uid, start.user.gid), list(start.rlimits)
     return marshal.dumps((start.argv, start.env, start.cwd, user, rlimits, start.tty))
 
 
-def _unpack(data: bytes, descriptors: bytes) -> tuple[child.Start, int]:
+def _unpack(data: bytes, descriptors: bytes) -> tuple[child.ChildStart, int]:
     argv, env, cwd, (uid, gid), rlimits, tty = marshal.loads(data)
     stdin, stdout, stderr, status = _DESCRIPTORS.unpack(descriptors)
-    start = child.Start(argv, env, cwd, User(uid, gid, None), rlimits, tty)
+    start = child.ChildStart(argv, env, cwd, BoxUser(uid, gid, None), rlimits, tty)
     start.stdio = (stdin, stdout, stderr)
     start.apart = True
     return start, status
 
 
-_SAMPLE = _pack(child.Start([b"true"], {b"NAME": b"value"}, b"/", User(0, 0, None), [(0, 0, 0)], False))
+_SAMPLE = _pack(child.ChildStart([b"true"], {b"NAME": b"value"}, b"/", BoxUser(0, 0, None), [(0, 0, 0)], False))
 
 
-def _wait(sock: _socket.socket, setup: Setup, signals: Sequence[int], leaf: int) -> NoReturn:
+def _wait(sock: _socket.socket, setup: InitSetup, signals: Sequence[int], leaf: int) -> NoReturn:
     try:
         child.part(signals)
         if setup.leaves is not None:

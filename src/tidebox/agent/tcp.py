@@ -8,9 +8,9 @@ import os
 
 from tidebox.agent import bulk
 from tidebox.agent.bulk import BulkViolation, Incoming, Outgoing
+from tidebox.agent.fd_writer import FdWriter
 from tidebox.agent.flow import UNPACED_INPUT_LIMIT
 from tidebox.agent.loop import READ, WRITE
-from tidebox.agent.sink import Sink
 from tidebox.wire.bulk import (
     DEFAULT_RECORD_PAYLOAD,
     FLOW_GUEST_TO_HOST,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Callable
 
     from tidebox.agent.flow import InputBrake
-    from tidebox.agent.host import Host
+    from tidebox.agent.host_channel import HostChannel
     from tidebox.agent.loop import Loop, Timer
     from tidebox.wire.bulk import BulkCredit, BulkFinish, BulkOffer, BulkRecord
     from tidebox.wire.cbor import Buffer
@@ -76,11 +76,11 @@ def _hosts_file() -> str:
 class Tcp:
     """All forwarded connections."""
 
-    def __init__(self, host: Host, loop: Loop, brake: InputBrake) -> None:
+    def __init__(self, host: HostChannel, loop: Loop, brake: InputBrake) -> None:
         self._host = host
         self._loop = loop
         self._brake = brake
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, TcpConnection] = {}
 
     def knows(self, id: int) -> bool:
         """Whether a connection of that id exists."""
@@ -97,7 +97,7 @@ class Tcp:
             self._host.send(id, TcpFailed(error=f"connect {target}: the host name is not known in this box"))
             return
         offer = request.bulk if self._host.speaks(BULK_GENERATION) else None
-        connection = Connection(id, self._host, self._loop, self._brake, target, offer, self._forget)
+        connection = TcpConnection(id, self._host, self._loop, self._brake, target, offer, self._forget)
         self._connections[id] = connection
         connection.connect([(family, address, request.port) for family, address in found])
 
@@ -127,7 +127,7 @@ class Tcp:
         if connection is not None:
             connection.record(record)
 
-    def bulk(self, id: int) -> Connection | None:
+    def bulk(self, id: int) -> TcpConnection | None:
         """The connection that a bulk control message is for."""
         return self._connections.get(id)
 
@@ -140,13 +140,13 @@ class Tcp:
         del self._connections[id]
 
 
-class Connection:
+class TcpConnection:
     """One connection: first to be made, then two flows that end apart from each other."""
 
     def __init__(
         self,
         id: int,
-        host: Host,
+        host: HostChannel,
         loop: Loop,
         brake: InputBrake,
         target: str,
@@ -161,7 +161,7 @@ class Connection:
         self._offer = offer
         self._on_end = on_end
         self._sock: _socket.socket | None = None
-        self._sink: Sink | None = None
+        self._sink: FdWriter | None = None
         self._timer: Timer = loop.later(CONNECT_SECONDS, self._timed_out)
         self._candidates: list[tuple[int, str, int]] = []
         self._outgoing: Outgoing | None = None
@@ -220,7 +220,7 @@ class Connection:
             self._fail(f"connect {self._target}: {error.strerror} (os error {error.errno})")
             return
         self._timer.cancel()
-        self._sink = Sink(self._loop, writing, self._taken, self._write_failed)
+        self._sink = FdWriter(self._loop, writing, self._taken, self._write_failed)
         self._start()
 
     def _timed_out(self) -> None:

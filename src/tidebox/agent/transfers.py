@@ -21,8 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    from tidebox.agent.handles import Handle
-    from tidebox.agent.host import Host
+    from tidebox.agent.file_handles import Handle
+    from tidebox.agent.host_channel import HostChannel
     from tidebox.wire.bulk import BulkCredit, BulkFinish, BulkOffer, BulkRecord
     from tidebox.wire.cbor import Buffer
 
@@ -43,7 +43,7 @@ class ReadTransfer:
     def __init__(
         self,
         id: int,
-        host: Host,
+        host: HostChannel,
         handle: Handle,
         offset: int,
         length: int | None,
@@ -147,7 +147,7 @@ class WriteTransfer:
     def __init__(
         self,
         id: int,
-        host: Host,
+        host: HostChannel,
         handle: Handle,
         offset: int,
         length: int | None,

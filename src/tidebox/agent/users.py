@@ -18,7 +18,7 @@ class UnknownUser(Exception):
     """A user or group that the box does not have."""
 
 
-class User:
+class BoxUser:
     """Ids of a user, with what the box's database says about it."""
 
     __slots__ = ("uid", "gid", "home")
@@ -29,7 +29,7 @@ class User:
         self.home = home
 
 
-def resolve(text: str, default: User) -> User:
+def resolve(text: str, default: BoxUser) -> BoxUser:
     """Read "user[:group]", names or numbers.
 
     The files are read here and not through the C library, which would load the image's name service modules into init.
@@ -45,7 +45,7 @@ def resolve(text: str, default: User) -> User:
         gid = _number(group) if group_entry is None else _number(group_entry[2])
     if gid is None:
         raise UnknownUser(f'unknown group "{group}"')
-    return User(uid, gid, entry[5] if entry is not None else None)
+    return BoxUser(uid, gid, entry[5] if entry is not None else None)
 
 
 def _number(text: str) -> int | None:
@@ -83,7 +83,7 @@ def _read(path: str) -> str:
         os.close(fd)
 
 
-class Borrowed:
+class BorrowedIdentity:
     """File operations with a user's rights: what they make is the user's, what is closed to the user stays closed.
 
     Only the effective ids change, for the length of one operation. They decide about files; who may signal or trace the
@@ -93,7 +93,7 @@ class Borrowed:
 
     __slots__ = ("_uid", "_gid", "_own_uid", "_own_gid")
 
-    def __init__(self, user: User) -> None:
+    def __init__(self, user: BoxUser) -> None:
         self._uid = user.uid
         self._gid = user.gid
         self._own_uid = os.getuid()

@@ -13,10 +13,10 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tidebox.store.base import Beat, Pulse, Standing
+from tidebox.store.base import NodeBeat, Pulse, Standing
 
 
-class State(enum.Enum):
+class LeaseState(enum.Enum):
     """How a node stands."""
 
     HELD = "held"
@@ -29,8 +29,8 @@ class State(enum.Enum):
     """Another server is this node."""
 
 
-class Event(enum.Enum):
-    """What a node learns of itself."""
+class LeaseEvent(enum.Enum):
+    """Events of a node's lease: joined, heartbeat answered, overdue, forgotten, superseded."""
 
     BEAT = "beat"
     OVERDUE = "overdue"
@@ -39,26 +39,26 @@ class Event(enum.Enum):
     JOINED = "joined"
 
 
-TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
-    State.HELD: {
-        Event.BEAT: State.HELD,
-        Event.OVERDUE: State.LAPSED,
-        Event.FORGOTTEN: State.FORGOTTEN,
-        Event.SUPERSEDED: State.SUPERSEDED,
+TRANSITIONS: Mapping[LeaseState, Mapping[LeaseEvent, LeaseState]] = {
+    LeaseState.HELD: {
+        LeaseEvent.BEAT: LeaseState.HELD,
+        LeaseEvent.OVERDUE: LeaseState.LAPSED,
+        LeaseEvent.FORGOTTEN: LeaseState.FORGOTTEN,
+        LeaseEvent.SUPERSEDED: LeaseState.SUPERSEDED,
     },
-    State.LAPSED: {
-        Event.BEAT: State.HELD,
-        Event.FORGOTTEN: State.FORGOTTEN,
-        Event.SUPERSEDED: State.SUPERSEDED,
+    LeaseState.LAPSED: {
+        LeaseEvent.BEAT: LeaseState.HELD,
+        LeaseEvent.FORGOTTEN: LeaseState.FORGOTTEN,
+        LeaseEvent.SUPERSEDED: LeaseState.SUPERSEDED,
     },
-    State.FORGOTTEN: {Event.JOINED: State.HELD, Event.SUPERSEDED: State.SUPERSEDED},
-    State.SUPERSEDED: {},
+    LeaseState.FORGOTTEN: {LeaseEvent.JOINED: LeaseState.HELD, LeaseEvent.SUPERSEDED: LeaseState.SUPERSEDED},
+    LeaseState.SUPERSEDED: {},
 }
 
-EVENTS: Mapping[Standing, Event] = {
-    Standing.HELD: Event.BEAT,
-    Standing.FORGOTTEN: Event.FORGOTTEN,
-    Standing.SUPERSEDED: Event.SUPERSEDED,
+EVENTS: Mapping[Standing, LeaseEvent] = {
+    Standing.HELD: LeaseEvent.BEAT,
+    Standing.FORGOTTEN: LeaseEvent.FORGOTTEN,
+    Standing.SUPERSEDED: LeaseEvent.SUPERSEDED,
 }
 
 
@@ -76,13 +76,13 @@ class Lease:
 
     def __init__(self, pace: Pace, now: float) -> None:
         self.pace = pace
-        self.state = State.HELD
+        self.state = LeaseState.HELD
         self._beat_at = now
         self._beating_since = now
         # What was last heard of each other node, and when that was new. None while nothing is known of others.
-        self._heard: dict[str, tuple[Beat, float]] | None = None
+        self._heard: dict[str, tuple[NodeBeat, float]] | None = None
 
-    def take(self, event: Event) -> State:
+    def take(self, event: LeaseEvent) -> LeaseState:
         """Change the state; raises where the table has no such change."""
         following = TRANSITIONS[self.state].get(event)
         if following is None:
@@ -92,14 +92,14 @@ class Lease:
 
     def joined(self, now: float) -> None:
         """Begin again, as a new node."""
-        self.take(Event.JOINED)
+        self.take(LeaseEvent.JOINED)
         self._heard = None
         self._beat_at = self._beating_since = now
 
-    def answered(self, pulse: Pulse, sent_at: float, now: float) -> State:
+    def answered(self, pulse: Pulse, sent_at: float, now: float) -> LeaseState:
         """Note the answer to a beat that was sent then, and is here now."""
         following = self.take(EVENTS[pulse.standing])
-        if following is State.HELD:
+        if following is LeaseState.HELD:
             if sent_at - self._beat_at > 2 * self.pace.beat:
                 self._beating_since = sent_at
             self._beat_at = sent_at
@@ -123,17 +123,17 @@ class Lease:
 
     def may_begin(self, now: float) -> bool:
         """Whether what is begun now is the node's own for certain."""
-        return self.state is State.HELD and now < self.lapses_at
+        return self.state is LeaseState.HELD and now < self.lapses_at
 
     def overdue(self, now: float) -> bool:
         """Whether others may have judged it lost. Where there were none, nobody is taken to have come meanwhile."""
-        return self.state is State.HELD and self._heard != {} and now >= self.lapses_at
+        return self.state is LeaseState.HELD and self._heard != {} and now >= self.lapses_at
 
     def may_judge(self, now: float) -> bool:
         """Whether the silence of others is their own."""
-        return self.state is State.HELD and now - self._beating_since >= self.pace.lease
+        return self.state is LeaseState.HELD and now - self._beating_since >= self.pace.lease
 
-    def silent(self, now: float) -> list[Beat]:
+    def silent(self, now: float) -> list[NodeBeat]:
         """The last beats of those nodes that are lost."""
         if not self.may_judge(now):
             return []

@@ -14,7 +14,7 @@ from tidebox.store.base import Estate
 
 
 class Resident(abc.ABC):
-    """What works on a node's own runs or bindings, and is told when they are not its own any more."""
+    """A part that works on a node's own runs or bindings, and is told when they are not its own any more."""
 
     @abc.abstractmethod
     async def stop(self) -> None:

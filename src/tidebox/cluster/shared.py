@@ -9,11 +9,11 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from tidebox.cluster.lease import Event, Lease, Pace, State
+from tidebox.cluster.lease import Lease, LeaseEvent, LeaseState, Pace
 from tidebox.cluster.membership import Membership, Resident
 from tidebox.errors import Conflict, StoreUnavailable
 from tidebox.model.node import Owner
-from tidebox.store.base import Beat, Pulse, Store
+from tidebox.store.base import NodeBeat, Pulse, Store
 
 _log = logging.getLogger(__name__)
 
@@ -107,10 +107,10 @@ class SharedMembership(Membership):
     # The node's own lease.
 
     async def _beat(self, lease: Lease) -> None:
-        while lease.state is not State.SUPERSEDED:
+        while lease.state is not LeaseState.SUPERSEDED:
             sent_at = _now()
             # While it is forgotten it joins anew.
-            if lease.state is not State.FORGOTTEN:
+            if lease.state is not LeaseState.FORGOTTEN:
                 await self._beat_once(lease, sent_at)
             await asyncio.sleep(sent_at + self._pace.beat - _now())
 
@@ -131,13 +131,13 @@ class SharedMembership(Membership):
     def _answered(self, lease: Lease, pulse: Pulse, sent_at: float) -> None:
         now = _now()
         state = lease.answered(pulse, sent_at, now)
-        if state is State.HELD:
+        if state is LeaseState.HELD:
             self._arm()
             silent = lease.silent(now)
             left = silent or pulse.left or self._unsure
             if self._watching and left and lease.may_judge(now) and not self._telling.locked():
                 self._later(functools.partial(self._take_over, silent))
-        elif state is State.FORGOTTEN:
+        elif state is LeaseState.FORGOTTEN:
             _log.error("this node was taken for lost: it lets go of its runs and joins anew")
             self._later(self._join_anew)
         else:
@@ -155,7 +155,7 @@ class SharedMembership(Membership):
         lease = self._lease
         assert lease is not None
         if lease.overdue(_now()):
-            lease.take(Event.OVERDUE)
+            lease.take(LeaseEvent.OVERDUE)
             _log.error("this node could not be heard of for %g seconds: it stops its runs", self._pace.lapse)
             # At once, whatever else is under way.
             self._start(self._safely(self._stop))
@@ -167,7 +167,7 @@ class SharedMembership(Membership):
     async def _join_anew(self) -> None:
         lease = self._lease
         assert lease is not None
-        while lease.state is State.FORGOTTEN:
+        while lease.state is LeaseState.FORGOTTEN:
             try:
                 for resident in self._residents:
                     await resident.abandon()
@@ -177,7 +177,7 @@ class SharedMembership(Membership):
                 for resident in self._residents:
                     await resident.recover(self._owner)
             except Conflict:
-                lease.take(Event.SUPERSEDED)
+                lease.take(LeaseEvent.SUPERSEDED)
                 self._give_way()
             except Exception as error:
                 _log.warning("this node could not join anew yet: %r", error)
@@ -197,7 +197,7 @@ class SharedMembership(Membership):
 
     # What others leave.
 
-    async def _take_over(self, silent: Sequence[Beat]) -> None:
+    async def _take_over(self, silent: Sequence[NodeBeat]) -> None:
         self._unsure = True
         async with asyncio.timeout(_PATIENCE_SECONDS):
             estate = await self._store.take_over(self.owner, silent, time.time())

@@ -12,7 +12,7 @@ from tidebox.errors import InvalidRequest, TideboxError
 from tidebox.model.limits import MIB
 from tidebox.sdk.interpreter.client import AsyncInterpreter
 from tidebox.sdk.interpreter.results import Artifact
-from tidebox.untrusted_files.names import shown, split_name
+from tidebox.untrusted_files.file_names import shown, split_name
 from tidebox.untrusted_files.trees import directory_beneath, opened, remove_tree
 
 MAX_FILE_BYTES = 16 * MIB

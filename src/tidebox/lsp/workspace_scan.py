@@ -12,9 +12,9 @@ from typing import BinaryIO
 from tidebox.errors import InvalidRequest
 from tidebox.model.limits import KIB, MIB
 from tidebox.untrusted_files import gitignore
+from tidebox.untrusted_files.file_names import shown, split_name
 from tidebox.untrusted_files.gitignore import Gitignore
-from tidebox.untrusted_files.globs import Patience
-from tidebox.untrusted_files.names import shown, split_name
+from tidebox.untrusted_files.globs import MatchBudget
 
 NEVER = frozenset({".git", ".hg", ".svn", "node_modules", "__pycache__"})
 """Names that are never sent, and neither is what lies below them."""
@@ -245,7 +245,7 @@ class WorkspaceScanner:
                 return True
         return False
 
-    def ignored(self, path: str, patience: Patience | None = None) -> bool:
+    def ignored(self, path: str, patience: MatchBudget | None = None) -> bool:
         """Whether a path is one that is never sent; ``patience`` is what is left for a number of them."""
         parts = path.split("/")
         if not NEVER.isdisjoint(parts):
@@ -260,7 +260,7 @@ class WorkspaceScanner:
                 return True
         return False
 
-    def _named(self, path: str, patience: Patience) -> Signature:
+    def _named(self, path: str, patience: MatchBudget) -> Signature:
         """Return the signature of a file that the caller named; it may be binary or large, but not ignored."""
         if self.ignored(path, patience):
             raise InvalidRequest(f"files: {shown(path)} is never sent: git ignores it", field="files")
@@ -271,9 +271,9 @@ class WorkspaceScanner:
             raise InvalidRequest(f"files: {shown(path)}: {error.strerror or error}", field="files") from None
 
 
-def new_patience() -> Patience:
+def new_patience() -> MatchBudget:
     """Return a fresh time budget for matching the patterns of a folder."""
-    return Patience(_PATTERN_SECONDS)
+    return MatchBudget(_PATTERN_SECONDS)
 
 
 def _signature(about: os.stat_result) -> Signature:

@@ -45,7 +45,7 @@ def session_path(session_id: str, what: str = "") -> str:
 
 
 class Scope(msgspec.Struct):
-    """What a sandbox is bound to."""
+    """The scope that a sandbox is bound to."""
 
     type: ScopeType
     id: str
@@ -78,7 +78,7 @@ class HeaderRule(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Egress(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What a sandbox that is made for a request may reach."""
+    """The network egress of a sandbox that is made for a request."""
 
     hosts: list[str] | None = None
     cidrs: list[str] | None = None
@@ -135,7 +135,7 @@ class Binding(msgspec.Struct):
 
 
 class Credentials(msgspec.Struct):
-    """What a token covers."""
+    """The capabilities a token covers."""
 
     granted_capabilities: list[str] | None = None
 

@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ErrorBody(msgspec.Struct):
-    """What went wrong, as every error answer and ``error`` frame tells it."""
+    """The error of every error answer and ``error`` frame."""
 
     code: str
     message: str
@@ -135,7 +135,7 @@ def to_fields(message: msgspec.Struct) -> dict[str, str]:
 
 
 def shown(error: object) -> str:
-    """What is wrong, in few characters, each of which can be sent."""
+    """A short description of the error, of characters that can all be sent."""
     return encodable(str(error)[:_SHOWN_CHARACTERS])
 
 

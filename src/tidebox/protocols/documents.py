@@ -13,7 +13,7 @@ MAX_VALUES = 10_000
 
 
 def check_values(document: bytes | bytearray) -> None:
-    """Refuse a document with too many values. What is no JSON is left to whoever reads it, who gives up at once."""
+    """Refuse a document with too many values. Invalid JSON is left to the parser, which gives up at once."""
     if count_values(document) > MAX_VALUES:
         raise PayloadTooLarge(f"the document has more than {MAX_VALUES} values", limit=MAX_VALUES)
 

@@ -47,7 +47,7 @@ class Status(enum.StrEnum):
 
 
 class Limits(msgspec.Struct, omit_defaults=True):
-    """What an execution may use."""
+    """The limits of an execution."""
 
     timeout_ms: int
     memory_mb: int
@@ -126,7 +126,7 @@ class Stderr(msgspec.Struct, tag_field="type", tag="stderr"):
 
 
 class ResourceUsage(msgspec.Struct, omit_defaults=True):
-    """What an execution used, as far as it could be counted."""
+    """The resources an execution used, as far as they could be counted."""
 
     peak_memory_mb: float | None = None
     cpu_time_ms: float | None = None

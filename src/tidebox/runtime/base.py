@@ -23,8 +23,8 @@ from tidebox.model.limits import Limits
 from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.result import Usage
 from tidebox.model.runtimes import Features, Gauge, ResolvedImage, RuntimeReport, Start
+from tidebox.untrusted_files.tree_watch import TreeChange
 from tidebox.untrusted_files.trees import Tally, TreeLimits
-from tidebox.untrusted_files.watching import Change
 
 if TYPE_CHECKING:
     from tidebox.model.requested_egress import BoxEgress
@@ -99,7 +99,7 @@ class Watch(abc.ABC):
     """Tells what changes in a directory of a box's workspace, from the moment on that there is one."""
 
     @abc.abstractmethod
-    async def changes(self) -> list[Change]:
+    async def changes(self) -> list[TreeChange]:
         """Wait for changes, whose paths are relative to the workspace; none is the end: the directory itself is gone.
 
         Raises ``BoxGone``, and ``LimitOutOfRange`` where more is to be watched than may be.

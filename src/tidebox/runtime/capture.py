@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tidebox.model.box import Captured, CapturedFile, CapturedTree, CaptureRule
-from tidebox.untrusted_files.globs import Glob, Patience
-from tidebox.untrusted_files.trees import Entry, copy_file, directory_beneath, open_regular, opened, walk
+from tidebox.untrusted_files.globs import Glob, MatchBudget
+from tidebox.untrusted_files.trees import TreeEntry, copy_file, directory_beneath, open_regular, opened, walk
 
 MAX_DEPTH = 32
 """How deep files are looked for."""
@@ -30,7 +30,7 @@ def capture(workspace: int, rule: CaptureRule) -> Captured:
     """The files that match ``rule``, in the order of their names; what matches and is refused is counted."""
     files: dict[str, bytes] = {}
     skipped = total = 0
-    patience = Patience(SECONDS)
+    patience = MatchBudget(SECONDS)
     for entry in _matching(workspace, rule, patience):
         content = None
         if len(files) < rule.max_files and _is_text(entry.path):
@@ -48,7 +48,7 @@ def capture_into(workspace: int, target: Path, rule: CaptureRule) -> CapturedTre
     found: list[CapturedFile] = []
     skipped: Counter[str] = Counter()
     total = 0
-    patience = Patience(SECONDS)
+    patience = MatchBudget(SECONDS)
     with opened(target) as root:
         for entry in _matching(workspace, rule, patience):
             reason = _reason_to_skip(entry, rule, len(found), total)
@@ -67,7 +67,7 @@ def capture_into(workspace: int, target: Path, rule: CaptureRule) -> CapturedTre
     return CapturedTree(files=tuple(found), skipped=dict(skipped))
 
 
-def _reason_to_skip(entry: Entry, rule: CaptureRule, count: int, total: int) -> str | None:
+def _reason_to_skip(entry: TreeEntry, rule: CaptureRule, count: int, total: int) -> str | None:
     if not (entry.is_file or entry.is_link):
         return "kind"
     if not _is_text(entry.path) or _CONTROL.search(entry.path):
@@ -82,7 +82,7 @@ def _reason_to_skip(entry: Entry, rule: CaptureRule, count: int, total: int) -> 
     return "total_size" if total + entry.status.st_size > rule.max_total_bytes else None
 
 
-def _matching(workspace: int, rule: CaptureRule, patience: Patience) -> Iterator[Entry]:
+def _matching(workspace: int, rule: CaptureRule, patience: MatchBudget) -> Iterator[TreeEntry]:
     """What the patterns name, as far as they do not take too long."""
     wanted = selector(rule, patience)
     for entry in walk(workspace, max_depth=MAX_DEPTH):
@@ -92,7 +92,7 @@ def _matching(workspace: int, rule: CaptureRule, patience: Patience) -> Iterator
             return
 
 
-def selector(rule: CaptureRule, patience: Patience) -> Callable[[str], bool]:
+def selector(rule: CaptureRule, patience: MatchBudget) -> Callable[[str], bool]:
     """Whether the rule names what is at a path."""
     patterns = [Glob(pattern) for pattern in rule.patterns]
 
@@ -116,7 +116,7 @@ def _shown_target(destination: str) -> str:
     return destination.encode("utf-8", "backslashreplace").decode()[:_MAX_LINK_TARGET]
 
 
-def _read(entry: Entry, limit: int) -> bytes | None:
+def _read(entry: TreeEntry, limit: int) -> bytes | None:
     try:
         descriptor = open_regular(entry.directory, entry.name)
     except OSError:

@@ -9,10 +9,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tidebox.agent.setup import Setup
+    from tidebox.agent.init_setup import InitSetup
 
 
-def make_agent(setup: Setup, shape: dict[str, Any]) -> Agent:
+def make_agent(setup: InitSetup, shape: dict[str, Any]) -> Agent:
     """An agent that needs no bootstrap from its host any more."""
     setup.bootstrap = Bootstrap(
         rlimits=[Rlimit(resource=name, soft=value, hard=value) for name, value in shape["rlimits"]],

@@ -15,9 +15,9 @@ from __future__ import annotations
 import os
 import sys
 
-from tidebox.agent import trees
+from tidebox.agent import tree_records
+from tidebox.agent.init_setup import InitSetup
 from tidebox.agent.main import serve
-from tidebox.agent.setup import Setup
 from tidebox.spawner import confine, ids
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.counters import read_counters
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     counters = _Counters()
     os.environ.clear()
     return serve(
-        Setup(
+        InitSetup(
             sock=incoming,
             out=outgoing,
             generation=GENERATION,
@@ -141,18 +141,18 @@ def _send(arguments: list[str], _control: int) -> NoReturn:
     """
     root = os.open(_ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if arguments[0] == "list":
-        for record in trees.walk(root, int(arguments[1]), int(arguments[2])):
+        for record in tree_records.walk(root, int(arguments[1]), int(arguments[2])):
             _write(record.encode())
     else:
         for path in _paths():
             try:
-                for data in trees.file_stream(root, path):
+                for data in tree_records.file_stream(root, path):
                     _write(data)
             except BrokenPipeError:
                 raise
             except OSError:
                 continue
-    _write(trees.THE_END.encode())
+    _write(tree_records.THE_END.encode())
     os._exit(0)
 
 
@@ -164,9 +164,9 @@ def _paths() -> list[bytes]:
             break
         data += more
     found, at = [], 0
-    while at + trees.NAME.size <= len(data):
-        (length,) = trees.NAME.unpack_from(data, at)
-        at += trees.NAME.size
+    while at + tree_records.NAME.size <= len(data):
+        (length,) = tree_records.NAME.unpack_from(data, at)
+        at += tree_records.NAME.size
         found.append(data[at : at + length])
         at += length
     return found
@@ -180,7 +180,7 @@ def _write(data: bytes) -> None:
 
 def _receive(_arguments: list[str], _control: int) -> NoReturn:
     """Make what the records on standard input say; the exit code is the error's number."""
-    receiver = trees.Receiver(os.open(_ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    receiver = tree_records.Receiver(os.open(_ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         while not receiver.ended:
             data = os.read(0, _READ)

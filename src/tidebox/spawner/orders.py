@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidebox.agent.setup import Setup
+from tidebox.agent.init_setup import InitSetup
 from tidebox.spawner import confine, ids, steps, warm
 from tidebox.spawner.single import Single
 
@@ -19,14 +19,14 @@ class Shape:
     def __init__(
         self,
         message: dict[str, Any],
-        make_agent: Callable[[Setup, dict[str, Any]], Agent] | None,
+        make_agent: Callable[[InitSetup, dict[str, Any]], Agent] | None,
         two_ids: bool,
         egress: bool,
     ) -> None:
         """``make_agent`` is None in a template whose boxes have none."""
         self.steps = steps.prepare(message["plan"])
         self.load_filter = confine.load_filter_calls(message["nested_filters"])
-        self.setup = Setup(
+        self.setup = InitSetup(
             sock=-1,
             generation=message["generation"],
             user=(ids.USER_UID, ids.USER_UID),

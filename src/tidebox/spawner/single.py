@@ -26,7 +26,7 @@ import select
 from struct import Struct, pack
 
 from tidebox.agent import child
-from tidebox.agent.users import User
+from tidebox.agent.users import BoxUser
 from tidebox.spawner import channel, confine, ids, outward, steps
 from tidebox.spawner import syscalls as sys_
 from tidebox.spawner.hulls import JOINABLE, Hull, Hulls, MakerDied
@@ -35,7 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, NoReturn
 
-    from tidebox.agent.setup import Setup
+    from tidebox.agent.init_setup import InitSetup
     from tidebox.spawner.orders import BoxOrder
     from tidebox.spawner.steps import Prepared
 
@@ -51,7 +51,7 @@ class Single:
     """What all boxes of one shape have in common, and their programs unless their order says otherwise."""
 
     def __init__(
-        self, setup: Setup, message: dict[str, Any], shaping: list[Prepared], two_ids: bool, egress: bool
+        self, setup: InitSetup, message: dict[str, Any], shaping: list[Prepared], two_ids: bool, egress: bool
     ) -> None:
         """``shaping`` is what makes a box of this shape of the namespaces of a hull."""
         self.setup = setup
@@ -70,9 +70,9 @@ class Single:
         """Done last, when it has told that it stands."""
         if self._env != setup.environment:
             self.settle.append(("set the environment", child.replace_environment, (self._env,)))
-        self._user = User(ids.USER_UID, ids.USER_UID, None)
+        self._user = BoxUser(ids.USER_UID, ids.USER_UID, None)
 
-    def await_order(self) -> child.Start | None:
+    def await_order(self) -> child.ChildStart | None:
         """What to become, once somebody says so; None when nobody will."""
         size = _read_all(0, _ORDER_SIZE.size)
         data = _read_all(0, _ORDER_SIZE.unpack(size)[0]) if size else b""
@@ -82,7 +82,7 @@ class Single:
         program = marshal.loads(data)
         rlimits = [child.rlimit("cpu", program["cpu"], program["cpu"] + 1)] if program["cpu"] else []
         env = {**self._env, **program["env"]} if program["env"] else self._env
-        start = child.Start(program["argv"], env, program["cwd"], self._user, rlimits, False)
+        start = child.ChildStart(program["argv"], env, program["cwd"], self._user, rlimits, False)
         start.stdio = (0, 1, 2)
         start.apart = True
         start.keeps_status = True

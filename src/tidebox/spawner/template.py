@@ -28,10 +28,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, NoReturn
 
+    from tidebox.agent.init_setup import InitSetup
     from tidebox.agent.main import Agent
-    from tidebox.agent.setup import Setup
 
-    MakeAgent = Callable[[Setup, dict[str, Any]], Agent]
+    MakeAgent = Callable[[InitSetup, dict[str, Any]], Agent]
 
 _FIRST_DESCRIPTOR = 16
 # How long a template may take to stand, or to take an order; and to die.

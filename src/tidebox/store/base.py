@@ -1,4 +1,4 @@
-"""What must survive a restart, behind one interface.
+"""The store interface: everything that must survive a restart.
 
 Stores take and return model objects. Each method is one transaction: it happens as a whole or not at all, and what it
 returned is kept. ``StoreUnavailable`` says that nothing has changed; ``StoreInDoubt``, that nobody knows. A phase
@@ -31,14 +31,14 @@ from tidebox.model.session import Session, SessionState
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a user has at the moment he asks for one more run."""
+    """What a user already has when they ask for one more run, for quotas."""
 
     unfinished: int
     """His runs that are not over."""
     in_session: int
     """The runs there have been in the session of the new one."""
     cpu_seconds: float
-    """What his runs have used, of those that ended since the time asked about."""
+    """Resources used by their runs that ended since the time asked about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class BindingCreation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class EnsuredBinding:
     """The binding of a scope."""
 
     binding: Binding
@@ -110,7 +110,7 @@ class Bound:
 
 
 class Standing(enum.Enum):
-    """What the store knows of a node that beats."""
+    """The standing of a node in the store, as its heartbeat is answered."""
 
     HELD = "held"
     """It is a node, as it was when it joined."""
@@ -121,8 +121,8 @@ class Standing(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """The last beat of a node: as long as it is the same one, nothing was heard of the node."""
+class NodeBeat:
+    """The last heartbeat of a node: as long as it is the same one, nothing was heard of the node."""
 
     node_id: str
     epoch: int
@@ -132,18 +132,18 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """The answer to a beat."""
+    """The answer to a heartbeat."""
 
     standing: Standing
-    others: tuple[Beat, ...] = ()
-    """What was last heard of every other node."""
+    others: tuple[NodeBeat, ...] = ()
+    """The last heartbeat of every other node."""
     left: bool = False
-    """Whether a node that is none any more left something that nobody has taken over."""
+    """Whether a lost node left runs or bindings that no node has taken over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estate:
-    """What lost nodes left, after one node has taken it over."""
+    """The runs and bindings of lost nodes, after one node has taken them over."""
 
     runs: tuple[tuple[Run, bytes], ...] = ()
     """The queued runs that the node has by now taken over from others, with their work."""
@@ -313,7 +313,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def having_artifacts(self, run_ids: Sequence[str]) -> set[str]:
-        """Those of the runs that have artifacts: what else is on disk belongs to nobody."""
+        """Those of the runs that have artifacts: any others on disk can be removed."""
 
     @abc.abstractmethod
     async def artifact_bytes(self, user: str) -> int:
@@ -325,14 +325,14 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def summary(self, created_from: float | None, created_to: float | None, top: int = 10) -> Summary:
-        """What the runs created in a time came to; its ends are part of it."""
+        """Totals over the runs created between two times, both included."""
 
     @abc.abstractmethod
     async def courses(self, begin: float, end: float, limit: int) -> list[Course]:
-        """What became of the runs that there were between two times, the newest first."""
+        """The courses of the runs that existed between two times, the newest first."""
 
     @abc.abstractmethod
-    async def create_binding(self, creation: BindingCreation) -> Bound:
+    async def create_binding(self, creation: BindingCreation) -> EnsuredBinding:
         """The binding of a scope: the one it has, or else the new one; the claim then stands for that.
 
         Raises ``Forbidden`` where the scope is somebody else's, also by a binding that has ended and is still known;
@@ -383,7 +383,7 @@ class Store(abc.ABC):
         """Let a server of another home have the node's id. What is the node's own stays so until its lease is over."""
 
     @abc.abstractmethod
-    async def take_over(self, owner: Owner, silent: Sequence[Beat], at: float) -> Estate | None:
+    async def take_over(self, owner: Owner, silent: Sequence[NodeBeat], at: float) -> Estate | None:
         """Forget the nodes of which these are still the last beats, and give ``owner`` what lost nodes left.
 
         Queued runs that another node can do become its own, with the next attempt; every other run ends as

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tidebox.errors import InvalidRequest
-from tidebox.untrusted_files.globs import Glob, Patience
+from tidebox.untrusted_files.globs import Glob, MatchBudget
 
 FILE = ".gitignore"
 MAX_BYTES = 64 * 1024
@@ -35,7 +35,7 @@ class Gitignore:
             if rule is not None:
                 self._rules.append(rule)
 
-    def decides(self, path: str, patience: Patience, *, directory: bool) -> bool | None:
+    def decides(self, path: str, patience: MatchBudget, *, directory: bool) -> bool | None:
         """Whether a path is ignored; None if no rule is about it. The last rule counts."""
         below = path[len(self._base) :]
         for glob, ignored, only_directories in reversed(self._rules):
@@ -46,7 +46,7 @@ class Gitignore:
         return None
 
 
-def ignores(files: Sequence[Gitignore], path: str, patience: Patience, *, directory: bool) -> bool:
+def ignores(files: Sequence[Gitignore], path: str, patience: MatchBudget, *, directory: bool) -> bool:
     """Whether a path is ignored by the files of the directories it is in, outermost first: the innermost counts."""
     for file in reversed(files):
         decided = file.decides(path, patience, directory=directory)

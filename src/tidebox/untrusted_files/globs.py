@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-class Patience:
+class MatchBudget:
     """How long patterns may be tried altogether: each match is bounded, but there may be many of both."""
 
     def __init__(self, seconds: float) -> None:

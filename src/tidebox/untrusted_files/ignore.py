@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidebox.errors import InvalidRequest
-from tidebox.untrusted_files.globs import Glob, Patience
+from tidebox.untrusted_files.globs import Glob, MatchBudget
 
 FILE = ".dockerignore"
 ALWAYS = ("**/.git", "**/.hg", "**/.svn")
@@ -27,7 +27,7 @@ class Ignore:
     def __init__(self, lines: Iterable[str] = ALWAYS) -> None:
         self._rules: list[tuple[Glob, bool]] = []
         self._directories: dict[str, bool] = {}
-        self._patience = Patience(_SECONDS)
+        self._patience = MatchBudget(_SECONDS)
         self.extend(lines)
 
     def extend(self, lines: Iterable[str]) -> None:

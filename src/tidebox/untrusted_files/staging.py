@@ -1,6 +1,6 @@
 """The files of one upload, gathered in a directory of ours before any of them counts.
 
-Everything an upload may not be is found here, and the member that is to blame is named. Whoever stages throws the
+Everything an upload may not be is found here, and the member that is to blame is named. The caller throws the
 whole directory away when something is raised.
 """
 
@@ -16,8 +16,8 @@ from typing import Literal, Protocol
 
 from tidebox.errors import InvalidImage, InvalidRequest, PayloadTooLarge
 from tidebox.untrusted_files import ignore
+from tidebox.untrusted_files.file_names import refuse, shown, split_name, too_much
 from tidebox.untrusted_files.ignore import Ignore
-from tidebox.untrusted_files.names import refuse, shown, split_name, too_much
 from tidebox.untrusted_files.tarstream import (
     DIRECTORY,
     HARDLINK,

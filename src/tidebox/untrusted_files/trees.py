@@ -29,7 +29,7 @@ MAX_ENTRIES = 200_000
 _CHUNK = 1 << 20
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     """Something found in a tree."""
 
     path: str
@@ -63,13 +63,13 @@ class TreeLimits:
 
 @dataclass(slots=True)
 class Tally:
-    """What was copied."""
+    """Counts of what a copy took and left out."""
 
     bytes: int = 0
     files: int = 0
     entries: int = 0
     left_out: int = 0
-    """What is no file, directory or link, or lies too deep."""
+    """Entries that are no file, directory or link, or lie too deep."""
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def opened(path: Path | str, parent: int | None = None) -> Iterator[int]:
         os.close(descriptor)
 
 
-def walk(root: int, *, max_depth: int = MAX_DEPTH, max_entries: int = MAX_ENTRIES) -> Iterator[Entry]:
+def walk(root: int, *, max_depth: int = MAX_DEPTH, max_entries: int = MAX_ENTRIES) -> Iterator[TreeEntry]:
     """Everything below ``root``, a directory before what is in it, in the order of the names."""
     seen = 0
     # Depth first: one open descriptor for each level, however many directories there are.
@@ -98,7 +98,7 @@ def walk(root: int, *, max_depth: int = MAX_DEPTH, max_entries: int = MAX_ENTRIE
             if seen > max_entries:
                 return
             status = os.lstat(name, dir_fd=directory)
-            yield Entry(prefix + name, directory, name, status, len(levels))
+            yield TreeEntry(prefix + name, directory, name, status, len(levels))
             if stat.S_ISDIR(status.st_mode) and len(levels) <= max_depth:
                 levels.append(_level(f"{prefix}{name}/", enter(directory, name)))
     finally:
@@ -115,13 +115,13 @@ def enter(parent: int, name: str) -> int:
     try:
         return os.open(name, OPEN_DIRECTORY, dir_fd=parent)
     except PermissionError:
-        # The owner may take away his own permissions; the machine's user with the same uid gives them back to himself.
+        # Owners may take away their own permissions; the machine's user with the same uid can give them back.
         os.chmod(name, 0o700, dir_fd=parent)
         return os.open(name, OPEN_DIRECTORY, dir_fd=parent)
 
 
 def open_regular(directory: int, name: str) -> int:
-    """The descriptor of a regular file, whatever somebody put in its place."""
+    """Open a regular file; anything else that was put in its place is refused."""
     try:
         descriptor = os.open(name, OPEN_FILE, dir_fd=directory)
     except PermissionError:
@@ -314,7 +314,7 @@ def size_of(root: int, limits: TreeLimits) -> Tally:
 
 
 def _taken(status: os.stat_result) -> int:
-    """What a file takes of the disk, as far as that is content: less than its size where it has holes."""
+    """The bytes of content a file takes on disk: less than its size where it is sparse."""
     return min(status.st_size, status.st_blocks * 512)
 
 

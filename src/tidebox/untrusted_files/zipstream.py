@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tidebox.errors import InvalidRequest, PayloadTooLarge
-from tidebox.untrusted_files.names import refuse
+from tidebox.untrusted_files.file_names import refuse
 from tidebox.untrusted_files.tarstream import DIRECTORY, OTHER, REGULAR, SYMLINK, Member
 
 MAX_DIRECTORY_BYTES = 8 << 20
@@ -34,7 +34,7 @@ _ALL_ONES = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ZipLocation:
     """Where a member is in the file."""
 
     member: Member
@@ -51,7 +51,7 @@ class ZipReader:
     def __init__(self, descriptor: int, max_members: int) -> None:
         self._file = descriptor
         self._max_members = max_members
-        self._data: _Data | None = None
+        self._data: _MemberData | None = None
 
     def __iter__(self) -> Iterator[Member]:
         free = 0
@@ -60,7 +60,7 @@ class ZipReader:
             if place.offset < free:
                 raise refuse(place.member.name, "a member that shares its bytes with another")
             free = begin + place.compressed
-            self._data = _Data(self._file, begin, place)
+            self._data = _MemberData(self._file, begin, place)
             yield place.member
             # One that nobody read is left out, whatever is in it: to unpack it would only take time.
             if self._data.begun:
@@ -75,10 +75,10 @@ class ZipReader:
         """The bytes of one file, without a look at the others; None if there is none, or it is larger."""
         for place in self._places():
             if place.member.name == name and place.member.kind == REGULAR and place.member.size <= max_bytes:
-                return _Data(self._file, self._begin_of_data(place), place).whole()
+                return _MemberData(self._file, self._begin_of_data(place), place).whole()
         return None
 
-    def _places(self) -> Iterator[_Place]:
+    def _places(self) -> Iterator[_ZipLocation]:
         start, size, count = self._directory()
         directory = os.pread(self._file, size, start)
         position = 0
@@ -107,7 +107,7 @@ class ZipReader:
             raise InvalidRequest("the zip archive is damaged: its directory is not where it is said to be")
         return start, size, count
 
-    def _begin_of_data(self, place: _Place) -> int:
+    def _begin_of_data(self, place: _ZipLocation) -> int:
         header = os.pread(self._file, _LOCAL.size, place.offset)
         if len(header) < _LOCAL.size or header[:4] != b"PK\x03\x04":
             raise refuse(place.member.name, "a member that is not where the directory says")
@@ -119,7 +119,7 @@ class ZipReader:
         return place.offset + _LOCAL.size + name_length + extra_length
 
 
-def _central_entry(directory: bytes, position: int) -> tuple[_Place, int]:
+def _central_entry(directory: bytes, position: int) -> tuple[_ZipLocation, int]:
     (
         magic,
         made_by,
@@ -160,7 +160,7 @@ def _central_entry(directory: bytes, position: int) -> tuple[_Place, int]:
         raise refuse(name, "a directory with content")
     permissions = stat.S_IMODE(mode) or (0o755 if kind == DIRECTORY else 0o644)
     member = Member(name, kind, permissions, size, _seconds(date, clock), b"")
-    place = _Place(member, raw, offset, compressed, method, crc)
+    place = _ZipLocation(member, raw, offset, compressed, method, crc)
     return place, position + name_length + extra_length + comment_length
 
 
@@ -199,10 +199,10 @@ def _seconds(date: int, clock: int) -> int:
     return int(made.timestamp())
 
 
-class _Data:
+class _MemberData:
     """The bytes of one member."""
 
-    def __init__(self, descriptor: int, begin: int, place: _Place) -> None:
+    def __init__(self, descriptor: int, begin: int, place: _ZipLocation) -> None:
         self._file = descriptor
         self._at = begin
         self._left = place.compressed

@@ -21,7 +21,7 @@ from tidebox.wire.errors import (
     PeerTooOld,
     UnexpectedMessage,
     UnknownMessageType,
-    UnsupportedOperation,
+    UnsupportedByPeer,
     WireError,
 )
 from tidebox.wire.fields import TO_GUEST, TO_HOST
@@ -180,7 +180,7 @@ class HostConnection:
     def ensure_version_compat(self, message_type: type[Message]) -> None:
         """Raise UnsupportedOperation for a type that the peer is too old for."""
         if self.negotiated < message_type.GENERATION:
-            raise UnsupportedOperation(message_type.WIRE, message_type.GENERATION, self.negotiated)
+            raise UnsupportedByPeer(message_type.WIRE, message_type.GENERATION, self.negotiated)
 
     def presume(self, ready: Ready) -> None:
         """Speak before the agent has: for an agent that is this very software and cannot say anything else."""
@@ -218,7 +218,7 @@ class HostConnection:
                 return item
 
     def read(self, frame: Frame) -> HostItem | None:
-        """What a frame says; None for types that we do not know (a newer agent may) or that only hosts send."""
+        """The message of a frame; None for types that we do not know (a newer agent may) or that only hosts send."""
         if frame.flags & FLAG_BULK:
             if self.negotiated < BULK_GENERATION:
                 raise InvalidBulkRecord("bulk record below generation 8")

@@ -94,7 +94,7 @@ class IdsExhausted(WireError):
     """No free correlation id is left in the range."""
 
 
-class UnsupportedOperation(WireError):
+class UnsupportedByPeer(WireError):
     """The peer's generation does not have this message type; nothing was sent."""
 
     def __init__(self, wire_name: str, needs: int, speaks: int) -> None:

@@ -22,8 +22,8 @@ else:
         return lambda decorated: decorated
 
 
-class Kind:
-    """What values a field takes, and how they look on the wire; this one takes anything."""
+class FieldKind:
+    """The type of a field: its values and their form on the wire; this one takes anything."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class Kind:
         return value
 
 
-class Exactly(Kind):
+class Exactly(FieldKind):
     """Values of exactly one Python type."""
 
     __slots__ = ("type", "name")
@@ -51,7 +51,7 @@ class Exactly(Kind):
         return value
 
 
-class Integer(Kind):
+class Integer(FieldKind):
     """Integers between two bounds, both included."""
 
     __slots__ = ("low", "high")
@@ -68,7 +68,7 @@ class Integer(Kind):
         return value
 
 
-class ByteString(Kind):
+class ByteString(FieldKind):
     """Byte strings; decoded from a memoryview they stay a view of the frame."""
 
     __slots__ = ()
@@ -79,12 +79,12 @@ class ByteString(Kind):
         return value
 
 
-class ListOf(Kind):
+class ListOf(FieldKind):
     """Arrays whose members are all of one kind."""
 
     __slots__ = ("member", "length")
 
-    def __init__(self, member: Kind, length: int | None = None) -> None:
+    def __init__(self, member: FieldKind, length: int | None = None) -> None:
         self.member = member
         self.length = length
 
@@ -99,7 +99,7 @@ class ListOf(Kind):
         return [self.member.encode(member) for member in value]
 
 
-class Nested(Kind):
+class Nested(FieldKind):
     """A map with declared fields of its own."""
 
     __slots__ = ("struct",)
@@ -114,7 +114,7 @@ class Nested(Kind):
         return value.to_item()
 
 
-class OneOf(Kind):
+class OneOf(FieldKind):
     """An externally tagged choice: a map with one key, the variant's class name or ``TAG``."""
 
     __slots__ = ("variants",)
@@ -135,7 +135,7 @@ class OneOf(Kind):
         return {value.TAG: value.to_item()}
 
 
-ANY = Kind()
+ANY = FieldKind()
 BOOL = Exactly(bool, "a boolean")
 TEXT = Exactly(str, "text")
 MAP = Exactly(dict, "a map")
@@ -156,14 +156,14 @@ class Field:
 
     __slots__ = ("name", "kind", "default", "omit")
 
-    def __init__(self, kind: Kind, default: Any, omit: bool) -> None:
+    def __init__(self, kind: FieldKind, default: Any, omit: bool) -> None:
         self.name = ""
         self.kind = kind
         self.default = default
         self.omit = omit
 
 
-def field(kind: Kind, *, default: Any = _REQUIRED, omit: bool = False) -> Any:
+def field(kind: FieldKind, *, default: Any = _REQUIRED, omit: bool = False) -> Any:
     """Declare a field of a Struct."""
     return Field(kind, default, omit)
 

@@ -40,7 +40,7 @@ KIND_OTHER = "other"
 
 
 class Attributes(Struct):
-    """What SetStat and FSetStat change; None leaves as is. Times are whole seconds."""
+    """The attributes that SetStat and FSetStat change; None leaves as is. Times are whole seconds."""
 
     mode: int | None = field(U32, default=None)
     uid: int | None = field(U32, default=None)

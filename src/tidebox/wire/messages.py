@@ -111,7 +111,7 @@ class Shutdown(Message):
         return cls()
 
     def to_item(self) -> Any:
-        """Null."""
+        """The empty payload: CBOR null."""
         return None
 
 
@@ -401,7 +401,7 @@ class EnvVar(Struct):
 
 
 class Bootstrap(Message):
-    """What the agent is to set up before it is ready; mounts and network are opaque to agents without own kernel."""
+    """The setup the agent makes before it is ready; mounts and network are opaque to agents without own kernel."""
 
     WIRE, GENERATION, DIRECTION = "core.bootstrap", 7, TO_GUEST
     block_root: Any = field(ANY, default=None, omit=True)

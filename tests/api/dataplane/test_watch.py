@@ -20,7 +20,7 @@ from tidebox.errors import ProvisionFailed
 from tidebox.model.ids import new_id
 from tidebox.model.sandbox import Capability
 from tidebox.runtime.native.watch import MAX_WATCHES
-from tidebox.untrusted_files import watching
+from tidebox.untrusted_files import tree_watch
 
 pytestmark = native_only("the files of a container are not on this machine, and cannot be watched")
 
@@ -248,7 +248,7 @@ def test_how_much_may_be_watched(
     for opened in open_ones:
         opened.__exit__(None, None, None)
     eventually(lambda: queues() <= before)
-    monkeypatch.setattr(watching, "MAX_DIRECTORIES", 10)
+    monkeypatch.setattr(tree_watch, "MAX_DIRECTORIES", 10)
     with watching_of(plane, token, there, recursive="true") as socket:
         run(http, "mkdir $(seq 20)", there)
         while (frame := socket.receive(30))["type"] == "created":

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from tidebox.cluster.lease import TRANSITIONS, Event, Lease, Pace, State
-from tidebox.store.base import Beat, Pulse, Standing
+from tidebox.cluster.lease import TRANSITIONS, Lease, LeaseEvent, LeaseState, Pace
+from tidebox.store.base import NodeBeat, Pulse, Standing
 
 PACE = Pace()
 WAYS = {
-    State.HELD: [],
-    State.LAPSED: [Event.OVERDUE],
-    State.FORGOTTEN: [Event.FORGOTTEN],
-    State.SUPERSEDED: [Event.SUPERSEDED],
+    LeaseState.HELD: [],
+    LeaseState.LAPSED: [LeaseEvent.OVERDUE],
+    LeaseState.FORGOTTEN: [LeaseEvent.FORGOTTEN],
+    LeaseState.SUPERSEDED: [LeaseEvent.SUPERSEDED],
 }
-LAST = Beat("other", 1, 100.0)
+LAST = NodeBeat("other", 1, 100.0)
 HELD = Pulse(Standing.HELD, (LAST,))
 ALONE = Pulse(Standing.HELD)
 
 
-@pytest.mark.parametrize("state", list(State))
-@pytest.mark.parametrize("event", list(Event))
-def test_a_lease_follows_the_table_and_refuses_everything_else(state: State, event: Event) -> None:
+@pytest.mark.parametrize("state", list(LeaseState))
+@pytest.mark.parametrize("event", list(LeaseEvent))
+def test_a_lease_follows_the_table_and_refuses_everything_else(state: LeaseState, event: LeaseEvent) -> None:
     lease = Lease(PACE, 0.0)
     for step in WAYS[state]:
         lease.take(step)
@@ -50,7 +50,7 @@ def test_a_node_stops_before_others_can_judge_it() -> None:
     assert not lease.may_begin(10.0)
     assert lease.overdue(10.0)
     assert lease.lapses_at < 4.0 + PACE.lease
-    lease.take(Event.OVERDUE)
+    lease.take(LeaseEvent.OVERDUE)
     assert not lease.may_begin(5.0)
     # Nobody has judged it: it goes on.
     lease.answered(HELD, 11.0, 11.0)
@@ -107,7 +107,7 @@ def test_a_node_is_lost_whose_last_beat_has_been_the_same_for_a_lease() -> None:
     assert lease.silent(8.0) == [LAST]
     # It beats: whatever time that says.
     for moment, at in ((10.0, 5000.0), (12.0, 3.0), (14.0, 3.1), (16.0, 3.2), (18.0, 3.3)):
-        lease.answered(Pulse(Standing.HELD, (Beat("other", 1, at),)), moment, moment)
+        lease.answered(Pulse(Standing.HELD, (NodeBeat("other", 1, at),)), moment, moment)
         assert lease.silent(moment) == []
 
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from tests.unit.untrusted_files.archives import directory, entry, file, hardlink, special, symlink, tar
 from tests.unit.untrusted_files.staged import LIMITS, overlapping_zip, stage_archive, tree, zip_member, zip_of, zip_with
 from tidebox.errors import InvalidRequest, PayloadTooLarge, TideboxError
-from tidebox.untrusted_files.names import split_name
+from tidebox.untrusted_files.file_names import split_name
 from tidebox.untrusted_files.staging import ArchiveKind, StageLimits, archive_kind
 
 if sys.version_info >= (3, 14):

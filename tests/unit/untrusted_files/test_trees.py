@@ -16,8 +16,8 @@ from tests.boxes import is_root
 from tidebox.errors import InvalidRequest, PayloadTooLarge
 from tidebox.model.box import CaptureRule
 from tidebox.runtime import capture
+from tidebox.untrusted_files.content_types import content_type, is_text
 from tidebox.untrusted_files.ignore import MAX_PATTERNS, Ignore
-from tidebox.untrusted_files.kinds import content_type, is_text
 from tidebox.untrusted_files.trees import (
     Tally,
     TreeLimits,

@@ -24,7 +24,7 @@ from tidebox.model.launch import WORKSPACE
 from tidebox.model.sandbox import Capability
 from tidebox.protocols.codec import text_of
 from tidebox.protocols.dataplane.frames import Request, WatchFrame
-from tidebox.untrusted_files.watching import Change, Kind
+from tidebox.untrusted_files.tree_watch import ChangeKind, TreeChange
 
 _log = structlog.get_logger("tidebox.api")
 
@@ -90,7 +90,7 @@ class WatchConnection(DataplaneConnection):
             return
         await self._close(POLICY if isinstance(error, Unauthorized) else NORMAL)
 
-    async def _changes(self, watch: Watch) -> list[Change]:
+    async def _changes(self, watch: Watch) -> list[TreeChange]:
         waiting = asyncio.ensure_future(watch.changes())
         try:
             # A new token, shown meanwhile, may give more time.
@@ -116,9 +116,9 @@ class WatchConnection(DataplaneConnection):
             await self._watch.close()
 
 
-def _frame(change: Change) -> str:
+def _frame(change: TreeChange) -> str:
     frame = WatchFrame(change.kind.value)
-    if change.kind is not Kind.OVERFLOW:
+    if change.kind is not ChangeKind.OVERFLOW:
         frame.path, frame.entry = _shown(change.path), "directory" if change.is_directory else "file"
     if change.source is not None:
         frame.source = _shown(change.source)

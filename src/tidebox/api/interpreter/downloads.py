@@ -23,7 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tidebox.api.ranges import ByteRange, parse_range
-from tidebox.untrusted_files.kinds import is_text
+from tidebox.untrusted_files.content_types import is_text
 
 CHUNK_BYTES = 256 * 1024
 RangeHeader = Annotated[str | None, Header(description="One range of bytes.", alias="Range")]

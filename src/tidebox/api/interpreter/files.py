@@ -28,8 +28,8 @@ from tidebox.errors import InvalidRequest, PayloadTooLarge
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.timestamps import iso_time
 from tidebox.protocols.documents import check_values
-from tidebox.untrusted_files.kinds import HEAD_BYTES, content_type
-from tidebox.untrusted_files.names import MAX_PATH_BYTES, split_name
+from tidebox.untrusted_files.content_types import HEAD_BYTES, content_type
+from tidebox.untrusted_files.file_names import MAX_PATH_BYTES, split_name
 from tidebox.untrusted_files.staging import ArchiveKind
 from tidebox.untrusted_files.trees import MAX_DEPTH
 

@@ -10,7 +10,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from tidebox.broker.storage.uploads import IncomingUpload, UploadPart
 from tidebox.errors import InvalidRequest, PayloadTooLarge
-from tidebox.untrusted_files.names import shown
+from tidebox.untrusted_files.file_names import shown
 from tidebox.untrusted_files.staging import archive_kind
 
 MAX_FIELD_BYTES = 64 * 1024

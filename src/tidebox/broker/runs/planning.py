@@ -35,7 +35,7 @@ from tidebox.model.requested_egress import BoxEgress, EgressRules, RequestedEgre
 from tidebox.model.run import RunFacts
 from tidebox.model.runtimes import RuntimeCatalog, RuntimeInfo
 from tidebox.model.session import Session
-from tidebox.untrusted_files.names import refuse, split_name
+from tidebox.untrusted_files.file_names import refuse, split_name
 
 MAX_INLINE_BYTES = MIB
 _MAX_INLINE_DEPTH = 10

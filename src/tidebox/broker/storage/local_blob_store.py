@@ -11,7 +11,7 @@ from pathlib import Path
 from tidebox.broker.storage.blob_store import BlobStore
 from tidebox.model.box import CapturedTree, CaptureRule
 from tidebox.runtime.base import Box
-from tidebox.untrusted_files.kinds import HEAD_BYTES, content_type
+from tidebox.untrusted_files.content_types import HEAD_BYTES, content_type
 from tidebox.untrusted_files.trees import directory_beneath, open_beneath, opened, remove_tree
 
 _ARTIFACTS = "artifacts"

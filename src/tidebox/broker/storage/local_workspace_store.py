@@ -19,8 +19,8 @@ from tidebox.broker.storage.workspace_store import KeptFile, WorkspaceStore
 from tidebox.errors import Conflict, NotFound, StoreUnavailable
 from tidebox.model.ids import new_id
 from tidebox.runtime.base import Box
-from tidebox.untrusted_files.disk import flush
-from tidebox.untrusted_files.names import refuse, too_much
+from tidebox.untrusted_files.durability import flush
+from tidebox.untrusted_files.file_names import refuse, too_much
 from tidebox.untrusted_files.trees import (
     OPEN_DIRECTORY,
     Tally,

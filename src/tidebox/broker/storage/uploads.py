@@ -26,7 +26,7 @@ from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.errors import Overloaded, PayloadTooLarge, StoreUnavailable
 from tidebox.model.git_source import GitSource
 from tidebox.model.principal import Caller
-from tidebox.untrusted_files.disk import flush
+from tidebox.untrusted_files.durability import flush
 from tidebox.untrusted_files.ignore import ALWAYS, Ignore
 from tidebox.untrusted_files.staging import ArchiveKind, Stage, StageLimits
 from tidebox.untrusted_files.trees import NEW_FILE, opened, remove_tree

@@ -74,7 +74,7 @@ class Start(msgspec.Struct, tag="start", omit_defaults=True):
     """Whether to be told how much of its input the program has taken."""
 
     def words(self) -> tuple[list[str] | str | None, dict[str, str]]:
-        """What to run, and its variables."""
+        """The command to run, and its environment."""
         return _words("command", self.command, _decode_command), _words("env", self.env, _decode_env) or {}
 
 
@@ -91,7 +91,7 @@ class Stdin(msgspec.Struct, tag="stdin", omit_defaults=True):
     eof: bool = False
 
     def bytes(self) -> bytes:
-        """What the program is to read."""
+        """The bytes for the program's standard input."""
         try:
             return plain(self.data, self.encoding)
         except ValueError:
@@ -170,7 +170,7 @@ class Output(msgspec.Struct):
     offset: int | UnsetType | None = UNSET
 
     def bytes(self) -> bytes:
-        """What the program wrote."""
+        """The bytes that the program wrote."""
         try:
             return plain(self.data, self.encoding)
         except ValueError:
@@ -186,7 +186,7 @@ class Stderr(Output, tag="stderr"):
 
 
 class ResourceUsage(msgspec.Struct, omit_defaults=True):
-    """What a program used, as far as the server knows."""
+    """The resources a program used, as far as the server knows."""
 
     cpu_time_ms: Number | None = None
     peak_memory_mb: Number | None = None

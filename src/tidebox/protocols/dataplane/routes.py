@@ -71,7 +71,7 @@ Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET, description="How much of it ha
 
 
 class ExecRequest(msgspec.Struct, omit_defaults=True):
-    """What to run."""
+    """A command to run to its end."""
 
     command: list[str] | str
     cwd: str | None = None
@@ -94,13 +94,13 @@ class WatchRequest(ListRequest):
 
 
 class PathRequest(msgspec.Struct):
-    """What it is about."""
+    """The path of a file operation."""
 
     path: Path
 
 
 class RemoveRequest(PathRequest):
-    """What to remove."""
+    """The file or directory to remove."""
 
     recursive: bool = False
 
@@ -140,7 +140,7 @@ class ExecAnswer(Ending, kw_only=True):
     stderr: str = ""
 
     def output(self) -> tuple[bytes, bytes]:
-        """What it wrote to both streams."""
+        """The bytes it wrote to both streams."""
         try:
             return plain(self.stdout, self.encoding), plain(self.stderr, self.encoding)
         except ValueError:
@@ -167,20 +167,20 @@ class FileEntry(msgspec.Struct):
 
 
 class FileListing(msgspec.Struct):
-    """What is in a directory, by name."""
+    """The entries of a directory, by name."""
 
     entries: list[FileEntry]
     path: str = ""
 
 
 class PathAnswer(msgspec.Struct):
-    """What was made or removed."""
+    """The path that was made or removed."""
 
     path: str
 
 
 class MoveAnswer(msgspec.Struct):
-    """What was moved, and where to."""
+    """The path that was moved, and its new path."""
 
     source: str
     target: str
@@ -200,7 +200,7 @@ class UploadAnswer(msgspec.Struct):
 
 
 class Route(NamedTuple, Generic[_Asked, _Answer]):
-    """What can be asked for by one request, and how."""
+    """A route of the dataplane: its method, path, request, answer and bounds."""
 
     method: str
     path: str

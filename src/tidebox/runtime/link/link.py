@@ -15,7 +15,7 @@ from tidebox.runtime.link.stream import Connect, Owner, SocketStream, Stream
 from tidebox.runtime.link.tcp import TcpStream
 from tidebox.wire.bulk import BulkRecord
 from tidebox.wire.connection import HostConnection
-from tidebox.wire.errors import UnsupportedOperation, WireError
+from tidebox.wire.errors import UnsupportedByPeer, WireError
 from tidebox.wire.frames import FLAG_TERMINAL, Frame
 from tidebox.wire.generations import FLOW_CONTROL_GENERATION, GENERATION
 from tidebox.wire.messages import (
@@ -195,7 +195,7 @@ class Link:
         self.check()
         try:
             frame = self._connection.encode(message, id)
-        except UnsupportedOperation as error:
+        except UnsupportedByPeer as error:
             raise errors.UnsupportedOperation(str(error), needs=error.needs, speaks=error.speaks) from None
         self._stream.write(frame)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from tidebox.errors import BoxGone, FileOperationFailed, InvalidRequest, QuotaExceeded
 from tidebox.model.launch import WORKSPACE
 from tidebox.runtime.base import Watch
-from tidebox.untrusted_files.watching import Change, TreeWatch
+from tidebox.untrusted_files.tree_watch import TreeChange, TreeWatch
 
 MAX_WATCHES = 16
 """Of one box; each is one of the machine's ``fs.inotify.max_user_instances``."""
@@ -82,7 +82,7 @@ class NativeWatch(Watch):
         """Start to watch."""
         await self._do(self._tree.begin)
 
-    async def changes(self) -> list[Change]:
+    async def changes(self) -> list[TreeChange]:
         while not self._tree.over:
             if self._breathless:
                 await asyncio.sleep(BREATH_SECONDS * len(self._siblings))

@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tidebox.agent import trees
+from tidebox.agent import tree_records
 from tidebox.errors import BoxGone, PayloadTooLarge, ProvisionFailed
 from tidebox.model.box import Captured, CapturedTree, CaptureRule
 from tidebox.model.events import Exited, Output
 from tidebox.runtime import capture
 from tidebox.runtime.link import Link, LinkExec
-from tidebox.untrusted_files.globs import Patience
+from tidebox.untrusted_files.globs import MatchBudget
 from tidebox.untrusted_files.trees import Tally, TreeLimits, opened
 from tidebox.wire.messages import ExecRequest
 
@@ -114,33 +114,35 @@ class Workspace:
             )
         kept = []
         for record in records:
-            too_deep = record.kind == trees.DIRECTORY and record.path.count(b"/") >= limits.max_depth
-            if record.kind == trees.OTHER or too_deep:
+            too_deep = record.kind == tree_records.DIRECTORY and record.path.count(b"/") >= limits.max_depth
+            if record.kind == tree_records.OTHER or too_deep:
                 tally.left_out += 1
             else:
                 kept.append(record)
         tally.entries = len(records)
-        tally.files = sum(record.kind in (trees.FILE, trees.LINK) for record in kept)
+        tally.files = sum(record.kind in (tree_records.FILE, tree_records.LINK) for record in kept)
         await self._copy_out(target, kept, limits, tally)
         return tally
 
-    async def _list(self, most_entries: int, most_depth: int) -> list[trees.Record]:
+    async def _list(self, most_entries: int, most_depth: int) -> list[tree_records.TreeRecord]:
         data = bytearray()
         async for piece in self._output(["list", str(most_entries), str(most_depth)], b""):
             data += piece
             if len(data) > _MOST_LISTING:
                 raise PayloadTooLarge("the list of files is too long", limit=_MOST_LISTING)
         try:
-            return await asyncio.to_thread(trees.parse_list, bytes(data), most_entries)
+            return await asyncio.to_thread(tree_records.parse_list, bytes(data), most_entries)
         except ValueError as error:
             raise BoxGone(f"the agent of the box does not tell its files: {error}") from None
 
-    async def _copy_out(self, target: Path, records: Sequence[trees.Record], limits: TreeLimits, tally: Tally) -> None:
-        asked = {record.path for record in records if record.kind == trees.FILE}
+    async def _copy_out(
+        self, target: Path, records: Sequence[tree_records.TreeRecord], limits: TreeLimits, tally: Tally
+    ) -> None:
+        asked = {record.path for record in records if record.kind == tree_records.FILE}
 
-        def allow(record: trees.Record, length: int) -> None:
+        def allow(record: tree_records.TreeRecord, length: int) -> None:
             # Nothing that was not asked for, and each file once.
-            if not length and record.kind == trees.FILE:
+            if not length and record.kind == tree_records.FILE:
                 asked.remove(record.path)
             tally.bytes += length
             if tally.bytes > limits.max_bytes:
@@ -148,12 +150,12 @@ class Workspace:
                     f"the files are larger than {limits.max_bytes} bytes together", limit=limits.max_bytes
                 )
 
-        names = b"".join(trees.NAME.pack(len(path)) + path for path in sorted(asked))
+        names = b"".join(tree_records.NAME.pack(len(path)) + path for path in sorted(asked))
         with opened(target) as root:
-            receiver = trees.Receiver(root, allow)
+            receiver = tree_records.Receiver(root, allow)
             try:
                 # Directories and links are small, and known from the list already.
-                known = b"".join(record.encode() for record in records if record.kind != trees.FILE)
+                known = b"".join(record.encode() for record in records if record.kind != tree_records.FILE)
                 await asyncio.to_thread(receiver.feed, known)
                 waiting = bytearray()
                 async for piece in self._output(["files"], names):
@@ -213,57 +215,59 @@ def _next_chunk(records: Iterator[bytes]) -> bytes:
 def _file_records(files: Mapping[str, bytes]) -> Iterator[bytes]:
     now = time.time_ns()
     for path, content in files.items():
-        yield trees.Record(trees.FILE, 0o644, now, len(content), os.fsencode(path)).encode()
-        for start in range(0, len(content), trees.MOST_PIECE):
-            piece = content[start : start + trees.MOST_PIECE]
-            yield trees.PIECE.pack(start, len(piece)) + piece
-        yield trees.PIECE.pack(0, 0)
-    yield trees.THE_END.encode()
+        yield tree_records.TreeRecord(tree_records.FILE, 0o644, now, len(content), os.fsencode(path)).encode()
+        for start in range(0, len(content), tree_records.MOST_PIECE):
+            piece = content[start : start + tree_records.MOST_PIECE]
+            yield tree_records.PIECE.pack(start, len(piece)) + piece
+        yield tree_records.PIECE.pack(0, 0)
+    yield tree_records.THE_END.encode()
 
 
 def _tree_records(source: Path, limits: TreeLimits, tally: Tally) -> Iterator[bytes]:
     with opened(source) as root:
-        for record in trees.walk(root, limits.max_entries + 1, limits.max_depth):
+        for record in tree_records.walk(root, limits.max_entries + 1, limits.max_depth):
             tally.entries += 1
             if tally.entries > limits.max_entries:
                 raise PayloadTooLarge(
                     f"there are more than {limits.max_entries} files and directories", limit=limits.max_entries
                 )
-            if record.kind == trees.OTHER:
+            if record.kind == tree_records.OTHER:
                 tally.left_out += 1
-            elif record.kind == trees.FILE:
+            elif record.kind == tree_records.FILE:
                 tally.files += 1
-                for data in trees.file_stream(root, record.path):
+                for data in tree_records.file_stream(root, record.path):
                     tally.bytes += len(data)
-                    if tally.bytes > limits.max_bytes + limits.max_entries * trees.MOST_PATH:
+                    if tally.bytes > limits.max_bytes + limits.max_entries * tree_records.MOST_PATH:
                         raise _does_not_fit(limits.max_bytes)
                     yield data
             else:
-                tally.files += record.kind == trees.LINK
+                tally.files += record.kind == tree_records.LINK
                 yield record.encode()
-    yield trees.THE_END.encode()
+    yield tree_records.THE_END.encode()
 
 
-def _choose(records: Sequence[trees.Record], rule: CaptureRule) -> tuple[list[trees.Record], Counter[str]]:
-    patience = Patience(capture.SECONDS)
+def _choose(
+    records: Sequence[tree_records.TreeRecord], rule: CaptureRule
+) -> tuple[list[tree_records.TreeRecord], Counter[str]]:
+    patience = MatchBudget(capture.SECONDS)
     wanted = capture.selector(rule, patience)
-    chosen: list[trees.Record] = []
+    chosen: list[tree_records.TreeRecord] = []
     skipped: Counter[str] = Counter()
     total = 0
     for record in records:
-        if record.kind == trees.DIRECTORY or not wanted(os.fsdecode(record.path)):
+        if record.kind == tree_records.DIRECTORY or not wanted(os.fsdecode(record.path)):
             if patience.lost:
                 skipped["patterns"] += 1
                 break
             continue
-        if record.kind == trees.OTHER:
+        if record.kind == tree_records.OTHER:
             skipped["kind"] += 1
-        elif record.kind == trees.FILE and record.size > rule.max_file_bytes:
+        elif record.kind == tree_records.FILE and record.size > rule.max_file_bytes:
             skipped["file_size"] += 1
-        elif record.kind == trees.FILE and total + record.size > rule.max_total_bytes:
+        elif record.kind == tree_records.FILE and total + record.size > rule.max_total_bytes:
             skipped["total_size"] += 1
         else:
-            total += record.size if record.kind == trees.FILE else 0
+            total += record.size if record.kind == tree_records.FILE else 0
             chosen.append(record)
     return chosen, skipped
 

@@ -1,4 +1,4 @@
-"""What is known of artifacts in a database."""
+"""SQL of artifact records."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tidebox.errors import Forbidden
 from tidebox.model.idempotency import Answered
 from tidebox.model.node import NOBODY
 from tidebox.model.sandbox import Binding, SandboxState, Scope
-from tidebox.store.base import BindingCreation, Bound
+from tidebox.store.base import BindingCreation, EnsuredBinding
 from tidebox.store.sql import claims
 from tidebox.store.sql.rows import stamp
 from tidebox.store.sql.schema import bindings, nodes
@@ -66,7 +66,7 @@ def _changing(binding: Binding) -> dict[str, Any]:
     }
 
 
-def create(connection: sa.Connection, creation: BindingCreation) -> Bound:
+def create(connection: sa.Connection, creation: BindingCreation) -> EnsuredBinding:
     """The binding of a scope: the one it has, or else the new one."""
     new, claim = creation.binding, creation.claim
     # Of a user's bindings and of a scope's: always in this order.
@@ -95,7 +95,7 @@ def create(connection: sa.Connection, creation: BindingCreation) -> Bound:
     bound = live or new
     if claim is not None and prior is None:
         claims.remember(connection, Answered(claim=claim, object_id=bound.id, response=b"", created_at=new.created_at))
-    return Bound(binding=bound, created=live is None, replayed=prior is not None)
+    return EnsuredBinding(binding=bound, created=live is None, replayed=prior is not None)
 
 
 def find(connection: sa.Connection, binding_id: str) -> Binding | None:

@@ -236,6 +236,6 @@ def _bring_up_to_date(engine: sa.Engine, where: str) -> None:
 
 
 def reason_of(error: exc.SQLAlchemyError) -> str:
-    """What the database said, without the statement and its values, which may be somebody's secret."""
+    """The database's error message, without the statement and its values, which may be secret."""
     said = str(error.orig if isinstance(error, exc.DBAPIError) else error)
     return said.strip().partition("\n")[0] or type(error).__name__

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from tidebox.model.node import Owner
-from tidebox.store.base import Beat, Estate, Pulse, Standing, id_taken
+from tidebox.store.base import Estate, NodeBeat, Pulse, Standing, id_taken
 from tidebox.store.sql import bindings, runs
 from tidebox.store.sql.schema import nodes
 
@@ -62,7 +62,7 @@ def beat(connection: sa.Connection, owner: Owner) -> Pulse:
         # An older epoch is that of a database which has lost its last moments.
         superseded = there is not None and there.epoch > owner.epoch
         return Pulse(Standing.SUPERSEDED if superseded else Standing.FORGOTTEN)
-    others = tuple(Beat(*row) for row in connection.execute(_OTHERS, {"of_node": owner.node_id}))
+    others = tuple(NodeBeat(*row) for row in connection.execute(_OTHERS, {"of_node": owner.node_id}))
     return Pulse(Standing.HELD, others, left=bool(connection.scalar(_LEFT)))
 
 
@@ -76,7 +76,7 @@ def leave(connection: sa.Connection, owner: Owner) -> None:
     connection.execute(_LEAVE, _own(owner))
 
 
-def take_over(connection: sa.Connection, owner: Owner, silent: Sequence[Beat], at: float) -> Estate | None:
+def take_over(connection: sa.Connection, owner: Owner, silent: Sequence[NodeBeat], at: float) -> Estate | None:
     """Forget the nodes of which these are still the last beats, and give ``owner`` what lost nodes left."""
     # SQLite has only one writing transaction at a time.
     if connection.dialect.name == "postgresql" and not connection.scalar(_TRY_LOCK):

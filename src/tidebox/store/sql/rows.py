@@ -51,7 +51,7 @@ def record_of(thing: Run | Session) -> str:
 
 
 def changing_columns(run: Run) -> dict[str, Any]:
-    """What of a run's row changes in its life."""
+    """The columns of a run's row that change during its life."""
     return {
         "phase": run.phase.value,
         "exit_code": run.exit_status,

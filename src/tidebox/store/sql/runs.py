@@ -267,7 +267,7 @@ def _has_index(query: RunQuery) -> bool:
 
 
 def _conditions(connection: sa.Connection, query: RunQuery, *, scan: bool) -> list[sa.ColumnElement[bool]]:
-    """What a query asks for. ``scan`` asks SQLite to go through an index that has everything, in the order asked for.
+    """The SQL of a query for runs. ``scan`` asks SQLite to use the index that has everything, in the order asked for.
 
     It knows no figures: left alone it takes any index on a column that is asked for, though nearly all runs may have
     that value, and then looks up every single row.
@@ -359,7 +359,7 @@ _TOTAL_NAMES = ("runs", "completed", "failed", "timed_out", "killed", "cpu_secon
 
 
 def summary(connection: sa.Connection, created_from: float | None, created_to: float | None, top: int = 10) -> Summary:
-    """What the runs created in a time came to."""
+    """Totals over the runs created between two times."""
     conditions = []
     if created_from is not None:
         conditions.append(_columns.created_at >= stamp(created_from))
@@ -393,7 +393,7 @@ _COURSE = sa.select(
 
 
 def courses(connection: sa.Connection, begin: float, end: float, limit: int) -> list[Course]:
-    """What became of the runs that there were between two times, the newest first."""
+    """The courses of the runs that existed between two times, the newest first."""
     there = sa.or_(_columns.finished_at.is_(None), _columns.finished_at >= stamp(begin))
     found = connection.execute(_COURSE.where(_columns.created_at <= stamp(end), there).limit(limit))
     return [

@@ -17,7 +17,7 @@ from tidebox.model.idempotency import Answered
 from tidebox.model.node import Owner
 from tidebox.model.run import STARTABLE, Run, Transition
 from tidebox.model.sandbox import Binding
-from tidebox.store.base import Beat, Creation, Estate, Store
+from tidebox.store.base import Creation, Estate, NodeBeat, Store
 from tidebox.store.sql.sqlite_file import prepare
 from tidebox.store.sql.work_files import WorkFiles
 
@@ -222,7 +222,7 @@ class SqliteStore(SqlStore):
         # Earlier versions kept it in the database.
         return [(run, work or await self._with_work(self._work.find, run.id)) for run, work in found]
 
-    async def take_over(self, owner: Owner, silent: Sequence[Beat], at: float) -> Estate | None:
+    async def take_over(self, owner: Owner, silent: Sequence[NodeBeat], at: float) -> Estate | None:
         """Forget the nodes of which these are still the last beats, and give ``owner`` what lost nodes left."""
         estate = await super().take_over(owner, silent, at)
         if estate is None:

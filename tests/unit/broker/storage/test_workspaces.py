@@ -13,7 +13,7 @@ from tidebox.broker.storage import workspaces as module
 from tidebox.broker.storage.local_workspace_store import LocalWorkspaceStore
 from tidebox.broker.storage.workspaces import Workspaces
 from tidebox.errors import Conflict, NotFound, PayloadTooLarge
-from tidebox.untrusted_files import disk
+from tidebox.untrusted_files import durability
 from tidebox.untrusted_files.trees import TreeLimits
 
 LIMITS = TreeLimits(max_bytes=1000, max_entries=20)
@@ -63,7 +63,7 @@ async def test_what_was_put_is_on_the_disk_before_anybody_hears_of_it(
 
     def flush(directory: int) -> None:
         flushed.append(os.listdir(tmp_path / "sessions" / "ses-1" / "workspace"))
-        disk.flush(directory)
+        durability.flush(directory)
 
     monkeypatch.setattr(workspace_files, "flush", flush)
     async with workspaces.for_upload("ses-1", there) as held:

@@ -34,7 +34,7 @@ from tidebox.sdk.errors import ClientClosed, ConnectionLost
 from tidebox.sdk.message_socket import MessageSocket
 from tidebox.sdk.sandboxes.process import next_frame
 from tidebox.sdk.sandboxes.watch import AsyncWatch
-from tidebox.untrusted_files.watching import Change, Kind
+from tidebox.untrusted_files.tree_watch import ChangeKind, TreeChange
 
 if TYPE_CHECKING:
     from tidebox.broker.sandboxes.providers.remote_sandbox import RemoteSandbox
@@ -159,7 +159,7 @@ class RemoteWatch(Watch):
     def __init__(self, watch: AsyncWatch) -> None:
         self._watch = watch
 
-    async def changes(self) -> list[Change]:
+    async def changes(self) -> list[TreeChange]:
         """Wait for the next one."""
         try:
             change = await self._watch.read()
@@ -170,7 +170,7 @@ class RemoteWatch(Watch):
         if change is None:
             return []
         source = None if change.source is None else _relative(change.source)
-        return [Change(Kind(change.kind), _relative(change.path), change.is_directory, source)]
+        return [TreeChange(ChangeKind(change.kind), _relative(change.path), change.is_directory, source)]
 
     async def close(self) -> None:
         """Watch nothing any more."""

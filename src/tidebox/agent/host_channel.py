@@ -1,4 +1,4 @@
-"""The agent's way to speak to the host."""
+"""The agent's channel to the host: encodes messages and counts activity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidebox.agent.outbox import Outbox
+    from tidebox.agent.outbox import HostOutbox
     from tidebox.wire.cbor import Buffer
     from tidebox.wire.connection import AgentConnection
     from tidebox.wire.fields import DataMessage, Message
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 _NO_ACTIVITY = (Pong, Touched, Error)
 
 
-class Host:
+class HostChannel:
     """Encodes messages into the outbox and counts the activity that core.touch asks for."""
 
-    def __init__(self, connection: AgentConnection, outbox: Outbox) -> None:
+    def __init__(self, connection: AgentConnection, outbox: HostOutbox) -> None:
         self._connection = connection
         self.outbox = outbox
         self.activity = 0

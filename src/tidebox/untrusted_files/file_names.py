@@ -1,4 +1,4 @@
-"""Names of files as strangers give them: which may become a path in a workspace, and which may not."""
+"""Validation of untrusted file names: which may become a path in a workspace, and which may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be there also after the machine has lost its power."""
+"""Durable writes (fsync): files that must survive a power failure."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CL
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Record:
+class TreeRecord:
     """One file, directory or link."""
 
     __slots__ = ("kind", "mode", "mtime_ns", "size", "path", "target")
@@ -50,12 +50,12 @@ class Record:
         return header + self.path + self.target
 
 
-THE_END = Record(END, 0, 0, 0, b"")
+THE_END = TreeRecord(END, 0, 0, 0, b"")
 
 
-def parse_list(data: bytes, most: int) -> list[Record]:
+def parse_list(data: bytes, most: int) -> list[TreeRecord]:
     """The records, without content, that such bytes are; ValueError where they are none."""
-    found: list[Record] = []
+    found: list[TreeRecord] = []
     at = 0
     while at + HEADER.size <= len(data) and len(found) <= most:
         kind, mode, mtime, size, path_length, target_length = HEADER.unpack_from(data, at)
@@ -67,11 +67,11 @@ def parse_list(data: bytes, most: int) -> list[Record]:
         if at > len(data) or path_length > MOST_PATH or any(part in (b"", b".", b"..") for part in parts):
             raise ValueError("a record that is none")
         path, target = data[start : start + path_length], data[start + path_length : at]
-        found.append(Record(kind, mode & 0o777, mtime, size, path, target))
+        found.append(TreeRecord(kind, mode & 0o777, mtime, size, path, target))
     raise ValueError("a list without end")
 
 
-def describe(directory: int, name: bytes, path: bytes) -> Record:
+def describe(directory: int, name: bytes, path: bytes) -> TreeRecord:
     """The record of what is in an open directory."""
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     mode, target = status.st_mode, b""
@@ -83,10 +83,10 @@ def describe(directory: int, name: bytes, path: bytes) -> Record:
         kind, target = LINK, os.readlink(name, dir_fd=directory)[:MOST_PATH]
     else:
         kind = OTHER
-    return Record(kind, stat.S_IMODE(mode) & 0o777, status.st_mtime_ns, status.st_size, path, target)
+    return TreeRecord(kind, stat.S_IMODE(mode) & 0o777, status.st_mtime_ns, status.st_size, path, target)
 
 
-def walk(root: int, most_entries: int, most_depth: int) -> Iterator[Record]:
+def walk(root: int, most_entries: int, most_depth: int) -> Iterator[TreeRecord]:
     """Everything below a directory, a directory before what is in it, in the order of the names."""
     levels = [(b"", os.open(".", _OPEN_DIRECTORY, dir_fd=root))]
     names = [sorted(_names(levels[0][1]))]
@@ -120,7 +120,7 @@ def _readable(directory: int, name: bytes, flags: int, mode: int) -> int:
     try:
         return os.open(name, flags, dir_fd=directory)
     except PermissionError:
-        # Its owner took his own permissions away, and that is who we are.
+        # Its owner took their own permissions away, and that owner is this process.
         os.chmod(name, mode, dir_fd=directory)
         return os.open(name, flags, dir_fd=directory)
 
@@ -200,13 +200,13 @@ class Receiver:
     ``allow`` sees every record before anything is done about it, and every piece before it is written.
     """
 
-    def __init__(self, root: int, allow: Callable[[Record, int], None] | None = None) -> None:
+    def __init__(self, root: int, allow: Callable[[TreeRecord, int], None] | None = None) -> None:
         self._root = root
         self._allow = allow
         self._buffer = bytearray()
-        self._record: Record | None = None
+        self._record: TreeRecord | None = None
         self._file = -1
-        self._directories: list[Record] = []
+        self._directories: list[TreeRecord] = []
         self.ended = False
 
     def feed(self, data: bytes | memoryview) -> None:
@@ -236,11 +236,11 @@ class Receiver:
         if len(self._buffer) - at < length:
             return 0
         text = bytes(self._buffer[at + HEADER.size : at + length])
-        record = Record(kind, mode & 0o777, mtime, size, text[:path_length], text[path_length:])
+        record = TreeRecord(kind, mode & 0o777, mtime, size, text[:path_length], text[path_length:])
         self._make(record)
         return length
 
-    def _make(self, record: Record) -> None:
+    def _make(self, record: TreeRecord) -> None:
         if record.kind == END:
             self.ended = True
             for made in reversed(self._directories):
@@ -267,7 +267,7 @@ class Receiver:
         finally:
             os.close(directory)
 
-    def _finish(self, record: Record) -> None:
+    def _finish(self, record: TreeRecord) -> None:
         directory = beneath(self._root, record.path.split(b"/"))
         try:
             os.fchmod(directory, record.mode | 0o700)

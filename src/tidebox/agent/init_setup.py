@@ -1,4 +1,4 @@
-"""What an init gets from whoever started it."""
+"""The setup that the spawner or the container's entry point hands to the init of a box."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from tidebox.wire import messages
 
-    class Leaves(Protocol):
+    class ExecCgroups(Protocol):
         """A cgroup leaf per exec, known by a number."""
 
         def make(self) -> int:
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
             """SIGKILL to everything in it."""
 
         def usage(self, leaf: int, /) -> dict[str, int]:
-            """What it has used."""
+            """The resources it has used."""
 
         def remove(self, leaf: int, /) -> None:
             """Remove it as soon as it is empty."""
 
 
-class Setup:
-    """Everything an init gets from whoever started it."""
+class InitSetup:
+    """The descriptors, users, cgroups and functions handed to an init by the process that started it."""
 
     __slots__ = (
         "sock",
@@ -58,7 +58,7 @@ class Setup:
         default_user_name: str,
         confine: Callable[[], None],
         builtins: dict[str, Callable[[list[str], int], NoReturn]],
-        leaves: Leaves | None = None,
+        leaves: ExecCgroups | None = None,
         oom_score_fd: int | None = None,
         bootstrap: bool | messages.Bootstrap = True,
         counters: Callable[[], dict[str, int]] | None = None,

@@ -1,4 +1,4 @@
-"""Open files and directories of clients."""
+"""File handles: the files and directories that relay clients have open, limited per client."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What changes in a directory tree that somebody hostile writes to, as the kernel tells it (inotify(7)).
+"""Watches a directory tree that a hostile program writes to for changes (inotify(7)).
 
 House rules are those of ``trees``: directories are opened by name relative to an opened one, and no link is followed,
 so nothing outside the tree is ever watched. The kernel's queue is the only one: it is bounded, what does not fit
-becomes an overflow, and whoever reads slowly costs nothing. Everything here blocks, though never for long.
+becomes an overflow, and a slow reader costs nothing. Everything here blocks, though never for long.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _HEAD = struct.Struct("iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Kind(enum.Enum):
-    """What happened."""
+class ChangeKind(enum.Enum):
+    """The kind of a change: created, changed, removed, ..., or an overflow."""
 
     CREATED = "created"
     MODIFIED = "modified"
@@ -47,17 +47,17 @@ class Kind(enum.Enum):
     """More than could be told: something is not known."""
 
 
-class Change(NamedTuple):
+class TreeChange(NamedTuple):
     """One change; paths are relative to the root of the tree."""
 
-    kind: Kind
+    kind: ChangeKind
     path: str = ""
     is_directory: bool = False
     source: str | None = None
     """Where it was, of what was moved."""
 
 
-class _Event(NamedTuple):
+class _InotifyEvent(NamedTuple):
     watch: int
     mask: int
     cookie: int
@@ -68,19 +68,19 @@ class _Found:
     """Changes to be told together."""
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[TreeChange] = []
         self._modified: set[str] = set()
 
-    def add(self, kind: Kind, path: str = "", is_directory: bool = False, source: str | None = None) -> None:
+    def add(self, kind: ChangeKind, path: str = "", is_directory: bool = False, source: str | None = None) -> None:
         """One more. A file that is written to again and again is told of once, until something else happens to it."""
-        if kind is Kind.MODIFIED and path in self._modified:
+        if kind is ChangeKind.MODIFIED and path in self._modified:
             return
         if len(self.changes) >= MAX_CHANGES:
-            kind, path, is_directory, source = Kind.OVERFLOW, "", False, None
+            kind, path, is_directory, source = ChangeKind.OVERFLOW, "", False, None
             if self.changes[-1].kind is kind:
                 return
-        (self._modified.add if kind is Kind.MODIFIED else self._modified.discard)(path)
-        self.changes.append(Change(kind, path, is_directory, source))
+        (self._modified.add if kind is ChangeKind.MODIFIED else self._modified.discard)(path)
+        self.changes.append(TreeChange(kind, path, is_directory, source))
 
 
 class TreeWatch:
@@ -127,8 +127,8 @@ class TreeWatch:
             if self._recursive:
                 self._enter_below(top, self._watched, len(self._parts), None)
 
-    def take(self) -> list[Change]:
-        """What happened since the last time."""
+    def take(self) -> list[TreeChange]:
+        """Return the changes since the last call."""
         events = list(self._read())
         arrived = {event.cookie for event in events if event.mask & _MOVED_TO}
         if any(event.mask & _MOVED_FROM and event.cookie not in arrived for event in events):
@@ -136,7 +136,7 @@ class TreeWatch:
             events += self._read()
         return self._digest(events)
 
-    def _read(self) -> Iterator[_Event]:
+    def _read(self) -> Iterator[_InotifyEvent]:
         try:
             data = os.read(self._queue, _READ_BYTES)
         except BlockingIOError:
@@ -147,9 +147,9 @@ class TreeWatch:
             position += _HEAD.size
             name = data[position : position + size].rstrip(b"\0")
             position += size
-            yield _Event(watch, mask, cookie, os.fsdecode(name))
+            yield _InotifyEvent(watch, mask, cookie, os.fsdecode(name))
 
-    def _digest(self, events: list[_Event]) -> list[Change]:
+    def _digest(self, events: list[_InotifyEvent]) -> list[TreeChange]:
         found = _Found()
         seen_before = self._seen.copy()
         arriving = {event.cookie for event in events if event.mask & _MOVED_TO and event.watch in self._paths}
@@ -157,10 +157,10 @@ class TreeWatch:
         for event in events:
             is_directory = bool(event.mask & _IS_DIRECTORY)
             if event.mask & _OVERFLOW:
-                found.add(Kind.OVERFLOW)
+                found.add(ChangeKind.OVERFLOW)
                 self._look_again()
             elif self._ends(event):
-                found.add(Kind.REMOVED, self._watched, is_directory=True)
+                found.add(ChangeKind.REMOVED, self._watched, is_directory=True)
                 self.over = True
                 break
             elif event.mask & _IGNORED:
@@ -171,31 +171,31 @@ class TreeWatch:
                     leaving[event.cookie] = path, is_directory
                 elif event.mask & _MOVED_TO and event.cookie in leaving:
                     source, _ = leaving.pop(event.cookie)
-                    found.add(Kind.MOVED, path, is_directory, source)
+                    found.add(ChangeKind.MOVED, path, is_directory, source)
                     self._relocate(source, path)
                 elif event.mask & _LEAVING:
                     self._left(found, path, is_directory)
                 elif event.mask & _CREATE and path in self._seen:
                     self._seen.discard(path)
                 elif event.mask & (_CREATE | _MOVED_TO):
-                    found.add(Kind.CREATED, path, is_directory)
+                    found.add(ChangeKind.CREATED, path, is_directory)
                     if is_directory and self._recursive:
                         self._enter(path, found)
                 else:
-                    found.add(Kind.MODIFIED, path, is_directory)
+                    found.add(ChangeKind.MODIFIED, path, is_directory)
         for path, is_directory in leaving.values():
             self._left(found, path, is_directory)
         self._seen -= seen_before
         return found.changes
 
-    def _ends(self, event: _Event) -> bool:
+    def _ends(self, event: _InotifyEvent) -> bool:
         """Whether it tells that the watched directory is not where it was."""
         if event.watch == self._above:
             return bool(event.mask & _LEAVING) and event.name == self._parts[-1]
         return event.watch == self._top and bool(event.mask & _IGNORED)
 
     def _left(self, found: _Found, path: str, is_directory: bool) -> None:
-        found.add(Kind.REMOVED, path, is_directory)
+        found.add(ChangeKind.REMOVED, path, is_directory)
         self._seen.discard(path)
         for watch in self._at_or_below(path):
             self._forget(watch)
@@ -249,7 +249,7 @@ class TreeWatch:
         for name, is_directory in entries:
             below = _joined(path, name)
             if found is not None:
-                found.add(Kind.CREATED, below, is_directory)
+                found.add(ChangeKind.CREATED, below, is_directory)
                 self._seen.add(below)
             if not is_directory:
                 continue

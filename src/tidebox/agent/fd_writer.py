@@ -1,4 +1,4 @@
-"""Bytes on their way into a descriptor (a program's stdin, a TCP connection) that may not take them now."""
+"""Buffered non-blocking writes to a descriptor: a program's stdin, a TCP connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 65_536
 
 
-class Sink:
+class FdWriter:
     """Writes at once what the descriptor takes, queues the rest, and closes the descriptor when told and empty.
 
     ``on_taken(count)`` is told what left the queue, ``on_error(error)`` once when the descriptor takes no more.
@@ -38,11 +38,11 @@ class Sink:
 
     @property
     def closed(self) -> bool:
-        """Nothing can be put in any more."""
+        """Whether the descriptor was closed: nothing can be written any more."""
         return self._fd < 0
 
     def put(self, data: Buffer) -> None:
-        """Write or queue."""
+        """Write the bytes now, or queue what the descriptor does not take."""
         view = memoryview(data)
         if not self._queue:
             count = self._write(view)
@@ -67,7 +67,7 @@ class Sink:
             then()
 
     def close(self) -> None:
-        """Forget what is queued and close the descriptor."""
+        """Drop the queue and close the descriptor."""
         if self._fd < 0:
             return
         self._loop.forget(self._fd)

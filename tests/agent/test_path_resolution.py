@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tidebox.agent import paths
-from tidebox.agent.paths import Opener
-from tidebox.agent.places import place, read_link
+from tidebox.agent.path_resolution import read_link, resolve_path
+from tidebox.agent.paths import PathOpener
 from tidebox.wire.files import Attributes
 
 
@@ -101,7 +101,7 @@ def test_no_link_of_procfs_is_followed(held: bytes, tmp_path: Path, through: str
         os.symlink(os.path.dirname(held), tmp_path / "link")
         held = bytes(tmp_path / "link") + b"/" + os.path.basename(held)
     assert os.listdir(held) == [b"file"]
-    opener = Opener(lambda: None)
+    opener = PathOpener(lambda: None)
     attempts: list[Callable[[], object]] = [
         lambda: paths.status_of(held, True),
         lambda: paths.status_of(held + b"/file", False),
@@ -124,7 +124,7 @@ def test_no_link_of_procfs_is_followed(held: bytes, tmp_path: Path, through: str
 
 
 def test_what_a_link_of_procfs_leads_to_is_not_told(held: bytes) -> None:
-    with place(held, follow=False) as where, pytest.raises(PermissionError):
+    with resolve_path(held, follow=False) as where, pytest.raises(PermissionError):
         read_link(where)
 
 

@@ -1,4 +1,4 @@
-"""Output that outlives its exec, because a background process holds it open."""
+"""Orphan output: pipes that outlive their exec, because a background process holds them open."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _READ_BYTES = 256 * 1024
 _PAUSE_SECONDS = 0.01
 
 
-class Leftovers:
-    """Keeps reading and throws away, so that a background process is not killed by its own output."""
+class OrphanOutput:
+    """Reads and discards orphan output, so that a background process is not killed by SIGPIPE or blocked."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._fds: deque[int] = deque()
 
     def add(self, fd: int) -> None:
-        """Take over the descriptor."""
+        """Take over a descriptor: read and discard until it ends."""
         if len(self._fds) >= MAX_LEFTOVERS:
             self._close(self._fds[0])
         self._fds.append(fd)

@@ -1,4 +1,4 @@
-"""Finds what a path leads to without the links of procfs, which lead out of the box.
+"""Path resolution that does not follow the links of procfs, which lead out of the box.
 
 ``/proc/self`` is the agent here, and a link like ``/proc/self/fd/7`` is not followed by its text: the kernel goes
 straight to what the agent has open, be it a control group of the machine. ``openat2`` could be told not to, where it
@@ -27,7 +27,7 @@ def failed(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-class Place:
+class ResolvedPath:
     """A name in an open directory; the name is ``.`` where the path is that of the directory itself."""
 
     __slots__ = ("directory", "name", "_above")
@@ -43,17 +43,17 @@ class Place:
         return b"/" + b"/".join(self._above + ([] if self.name == b"." else [self.name]))
 
     def stat(self) -> os.stat_result:
-        """What is there, also where that is a link."""
+        """``lstat`` of the name."""
         return os.stat(self.name, dir_fd=self.directory, follow_symlinks=False)
 
     def open(self, flags: int, mode: int = 0o666) -> int:
-        """A descriptor of what is there, which must not be a link."""
+        """Open it; a symbolic link is refused."""
         return os.open(self.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.directory)
 
 
 @contextlib.contextmanager
-def place(path: bytes, *, follow: bool, create: bool = False) -> Iterator[Place]:
-    """Where a path leads; what has its name need not exist, and with ``follow`` is no link.
+def resolve_path(path: bytes, *, follow: bool, create: bool = False) -> Iterator[ResolvedPath]:
+    """Resolve a path to a directory descriptor and a name; the name need not exist, and with ``follow`` is no link.
 
     With ``create`` every directory that is missing is made, the last one too.
     """
@@ -100,12 +100,12 @@ def place(path: bytes, *, follow: bool, create: bool = False) -> Iterator[Place]
                 if as_directory and not stat.S_ISDIR(mode):
                     raise failed(errno.ENOTDIR)
                 name = part
-        yield Place(current, name, above)
+        yield ResolvedPath(current, name, above)
     finally:
         os.close(current)
 
 
-def read_link(where: Place) -> bytes:
+def read_link(where: ResolvedPath) -> bytes:
     """The text of a link; those of procfs tell what the agent has open."""
     if _is_procfs(where.directory):
         raise failed(errno.EACCES)

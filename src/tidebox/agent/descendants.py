@@ -1,4 +1,4 @@
-"""Which processes come from a program, where no control group of its own tells.
+"""Finds and kills all descendants of a program, where no control group (cgroup) of its own has them.
 
 Each program is given a mark that everything it starts inherits, however it is forked: a limit on the number of locks,
 which no kernel keeps, or one on memory that is more than there is, where that of locks cannot be set. Beside that, what
@@ -39,7 +39,7 @@ def put_on(mark: int) -> None:
 
 
 def kill(leader: int, mark: int) -> None:
-    """SIGKILL to everything that is known to come from the process that leads a session and has that mark."""
+    """Send SIGKILL to all known descendants of the process that leads a session and has that mark."""
     shown = b"%d" % mark
     for _ in range(_PASSES):
         processes = _processes()
@@ -85,7 +85,7 @@ def _processes() -> list[tuple[int, int, int, int]]:
 
 
 def _marks_of(pid: int) -> set[bytes]:
-    """What may be one."""
+    """The values of the limits of a process that a mark is put on."""
     shown = _read(f"/proc/{pid}/limits") or b""
     found = (shown.partition(line)[2].split(None, 1)[:1] for line in _SHOWN_AS.values())
     return {words[0] for words in found if words}

@@ -1,4 +1,4 @@
-"""What is in a file, told by its first bytes: the name of a hostile file says what its maker wants believed."""
+"""Content types detected from a file's first bytes: the name of a hostile file says what its maker wants believed."""
 
 from __future__ import annotations
 

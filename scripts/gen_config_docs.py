@@ -41,7 +41,7 @@ _TYPES = {
     "Path": "path",
     "tuple[str, ...]": "list of texts",
     "tuple[RemoteServer, ...]": "JSON",
-    "EgressAsk": "JSON",
+    "RequestedEgress": "JSON",
 }
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS = 40  # as the kernel has it
-_PROC_ROOT_INODE = 1
 
 
 def failed(number: int) -> OSError:
@@ -135,12 +134,11 @@ def _target(link: int, directory: int, links: int) -> bytes:
 
 def _is_procfs(directory: int) -> bool:
     """Whether links in a directory are the kernel's own: in procfs all are but those at its root, as ``self``."""
-    status = os.fstat(directory)
-    return status.st_dev in _procfs_devices() and status.st_ino != _PROC_ROOT_INODE
-
-
-def _procfs_devices() -> set[int]:
-    return {os.stat("/proc").st_dev} if os.path.ismount("/proc") else set()
+    if not os.path.ismount("/proc"):
+        return False
+    # The root has another number on every kernel.
+    root, status = os.stat("/proc"), os.fstat(directory)
+    return status.st_dev == root.st_dev and status.st_ino != root.st_ino
 
 
 def _parts(path: bytes) -> list[bytes]:

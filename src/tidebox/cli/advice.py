@@ -1,4 +1,4 @@
-"""What helps against an error, where that can be said in half a line."""
+"""Advice that helps against an error, where it can be said in half a line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BY_CODE = {
 
 
 def advise(error: NotFound, advice: str) -> None:
-    """Say what helps to find what is not there, unless whoever raised the error knows better."""
+    """Add advice on finding what is not there, unless the error already carries better advice."""
     if "profile" not in error.details:
         error.details.setdefault("advice", advice)
 

@@ -23,7 +23,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 BOUNDS = CaptureRule(patterns=())
-"""How much is copied of what a stranger's program left, here or on a server."""
+"""Bounds of artifact capture: how much is copied of what a stranger's program left, here or on a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Artifact:
 
 
 def wanted(captured: Mapping[str, bytes], patterns: Iterable[str], placed: Mapping[str, bytes]) -> dict[str, bytes]:
-    """What the user meant: no hidden files by a mere ``*``, and none that he gave and got back unchanged."""
+    """Select the files that users mean: no hidden ones by a mere ``*``, none that they gave and got back unchanged."""
     hidden = [Glob(pattern) for pattern in patterns if _is_hidden(pattern.removeprefix("./"))]
     return {
         path: content
@@ -72,7 +72,7 @@ def _is_hidden(path: str) -> bool:
 
 
 class ArtifactDirectory:
-    """Where artifacts go; made if it is not there."""
+    """The directory that artifacts are saved in; made if it is not there."""
 
     def __init__(self, path: str, *, replace: bool) -> None:
         self._replace = replace
@@ -133,7 +133,7 @@ class ArtifactDirectory:
 
 
 def refusal(error: OSError) -> str:
-    """Why a file was not saved."""
+    """Return the reason why a file was not saved."""
     if isinstance(error, FileExistsError):
         return "there is one already; --force replaces it"
     if isinstance(error, NotADirectoryError):

@@ -96,7 +96,7 @@ class Conversation:
                     self._give_back()
 
     def _give_back(self) -> None:
-        """Leave the terminal as it was, whatever the program was doing with it."""
+        """Leave the terminal as it was, no matter what the program was doing with it."""
         with contextlib.suppress(OSError):  # it may be gone
             # What we say, or the shell that called us, begins on a line of its own.
             write_all(1, self._modes.undo() + (b"\r\n" if self._line_begun else b""))

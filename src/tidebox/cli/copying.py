@@ -73,7 +73,7 @@ def _base_name(path: str) -> str:
 
 
 def _directory_for(source: str, target: str) -> Path:
-    """Where the files of a directory go: into one of its name if the target is there, else they become the target."""
+    """Return the directory for a directory's files: one of its name in the target if that is there, else the target."""
     into = Path(target)
     return into / file_name(source) if into.is_dir() else into
 

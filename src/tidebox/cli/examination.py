@@ -91,12 +91,12 @@ class Interpreter:
     name: str
     path: str | None
     version: str | None
-    """What it says of itself in a box."""
+    """The version that it reports in a box."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageStart:
-    """How an interpreter starts in boxes of an image."""
+    """The way an interpreter starts in boxes of an image."""
 
     image: str
     language: str
@@ -182,7 +182,7 @@ def _checked(finding: Finding, holds: bool, seen: str) -> Check:
 async def _see(engine: Engine) -> dict[Guarantee, tuple[bool, str]]:
     """For each guarantee whether it holds, and what shows it."""
     look = _looked(await run_on(engine, _LOOK_AROUND, timeout=_ENOUGH))
-    # What is of another kernel is apart, whatever that kernel calls it.
+    # The namespaces of another kernel are apart, no matter what that kernel calls them.
     other_kernel = BOUNDARIES.index(engine.runtime.boundary) >= BOUNDARIES.index("user_kernel")
     apart = {name for name, link in look["namespaces"].items() if other_kernel or link != _own_namespace(name)}
     if engine.runtime.boundary != "namespaces":

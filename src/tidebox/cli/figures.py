@@ -1,4 +1,4 @@
-"""What a measurement looks like: samples, ours and the yardstick's, and whether what was promised holds."""
+"""Results of a measurement: samples, ours and the yardstick's, and whether what was promised holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidebox.model.limits import MIB
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured."""
+    """The amount of measuring: samples, rounds, runs, transfers."""
 
     samples: int
     idle_samples: int
@@ -73,7 +73,7 @@ class Row:
     met: bool | None = None
     ratio: float | None = None
     value: float | None = None
-    """What must hold where nothing is compared."""
+    """The figure that the promise is about where nothing is compared."""
     ours: Samples | None = None
     theirs: Samples | None = None
     skipped: str | None = None
@@ -81,7 +81,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Title:
-    """What is compared with what, and the ratio that must hold, to the yardstick's median."""
+    """Names of a figure and its yardstick, and the ratio to the yardstick's median that must hold."""
 
     what: str
     yardstick: str
@@ -90,7 +90,7 @@ class Title:
     unit: str
     ours: Literal["p50", "p95"] = "p50"
     enough: float | None = None
-    """Where more is better: what needs no comparison."""
+    """A median that is met without a comparison, where more is better."""
 
     def row(self, ours: list[float], theirs: list[float]) -> Row:
         """The row for these measurements."""

@@ -1,4 +1,4 @@
-"""What a run takes in from this machine: the program, the files beside it, variables, sizes."""
+"""Inputs of a run from this machine: the program, the files beside it, variables, sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server does, gathered and shown."""
+"""Activity of a server, gathered and shown."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SeenRun(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What there was to see at one moment."""
+    """A server's activity at one moment."""
 
     url: str
     version: str | None
@@ -50,7 +50,7 @@ class Seen(msgspec.Struct, frozen=True):
     active: int
     queued: int
     cells: int | None
-    """Cells in the pool; None for who is no admin."""
+    """Cells in the pool; None where the user is no admin."""
     boxes: int | None
     sandboxes: int | None
     runs: list[SeenRun]
@@ -111,7 +111,7 @@ def _anybodys(run: AdminRun) -> SeenRun:
 
 
 def show(seen: Seen) -> list[str]:
-    """What was seen, in lines."""
+    """Return the lines that show the activity seen."""
     levels: dict[str, Any] = {
         "running": seen.active,
         "queued": seen.queued,

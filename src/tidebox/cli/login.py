@@ -61,7 +61,7 @@ def _asked_key(url: str) -> str:
 
 
 def _checked(url: str, key: str | None) -> ServiceHealth:
-    """What the server says of itself; raises if the key is not good."""
+    """Return the server's health; raises if the key is not good."""
     from tidebox.cli import signals
     from tidebox.sdk.interpreter.client import AsyncInterpreter
 

@@ -1,4 +1,4 @@
-"""What ``tidebox bench`` measures: each figure beside its yardstick, the two taken in turns in the same run.
+"""Measurements of ``tidebox bench``: each figure beside its yardstick, the two taken in turns in the same run.
 
 Absolute times are noise on shared machines, ratios are not; and what refills or cleans up in the background must not
 run while the yardstick does, or the ratio flatters us. So every sample waits until the engine is at rest.

@@ -1,7 +1,7 @@
-"""What programs change about a terminal, so that it can be changed back when they do not do it themselves.
+"""Tracks what programs change about a terminal, to change it back where they do not do so themselves.
 
-Whoever leaves an editor running, or loses it, would otherwise go on in its screen: with the mouse reported as keys, and
-without a cursor.
+A user who leaves an editor running, or loses it, would otherwise go on in its screen: with the mouse reported as keys,
+and without a cursor.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Modes:
         self._begun = begun[0] if begun else b""
 
     def undo(self) -> bytes:
-        """What makes the terminal as it was; nothing where it is so already."""
+        """Return the escape sequences that make the terminal as it was; nothing where it is so already."""
         order: tuple[bytes | str, ...] = (*_SCREENS, *_OFF, *_ON, *_BACK)
         back = b"".join(self._back(each) for each in order if each in self._changed)
         self._changed.clear()

@@ -1,4 +1,4 @@
-"""What every command says the same way: one line for what went wrong, tables, text that cannot harm a terminal."""
+"""Output that all commands share: one line for what went wrong, tables, text that cannot harm a terminal."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _styled(text: str, color: str | None) -> str:
 
 
 def _fit(lines: Sequence[Sequence[str]], room: int) -> list[int]:
-    """How wide each column is. The widest give way first, but no word is broken: a name is there to be copied."""
+    """Return the columns' widths. The widest give way first, but no word is broken: a name is there to be copied."""
     columns = list(zip(*lines, strict=True))
     widths = [max(1, *map(len, cells)) for cells in columns]
     words = [max((len(word) for cell in cells for word in cell.split()), default=1) for cells in columns]

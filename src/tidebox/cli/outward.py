@@ -59,7 +59,7 @@ def egress_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _asked(
     hosts: tuple[str, ...], addresses: tuple[str, ...], packages: bool, secrets: tuple[str, ...]
 ) -> RequestedEgress | None:
-    """What may be reached, if anything."""
+    """Return the egress that the options ask for; None if they ask for none."""
     if not (hosts or addresses or packages or secrets):
         return None
     from tidebox.model.requested_egress import read_requested_egress

@@ -1,4 +1,4 @@
-"""How far something is, on standard error, while that is a terminal."""
+"""Progress lines on standard error, while that is a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands that speak to a server share: which server is meant, the client for it, errors as JSON."""
+"""Parts that commands speaking to a server share: which server is meant, the client for it, errors as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z0-9.-]+:\d+(/|$)|\[")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What was said of the server; what was not said is looked for as every client does."""
+    """The server that the options name; what they leave out is looked for as every client does."""
 
     url: str | None = None
     profile: str | None = None
@@ -151,7 +151,7 @@ def server_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ask(server: Server, work: Callable[[AsyncInterpreter], Awaitable[Answer]]) -> Answer:
-    """What ``work`` finds out from the interpreter service."""
+    """Run ``work`` with a client of the interpreter service and return its answer."""
     from tidebox.cli import signals
 
     async def asking() -> Answer:
@@ -162,7 +162,7 @@ def ask(server: Server, work: Callable[[AsyncInterpreter], Awaitable[Answer]]) -
 
 
 def visit(server: Server, work: Callable[[AsyncAccess], Awaitable[Answer]]) -> Answer:
-    """What ``work`` does with sandboxes."""
+    """Run ``work`` with a client of the sandboxes and return its answer."""
     from tidebox.cli import signals
 
     async def visiting() -> Answer:

@@ -1,4 +1,4 @@
-"""How a run ended, told as an exit code, a line on standard error, or a JSON object."""
+"""Reports of a run's end: an exit code, a line on standard error, or a JSON object."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def command(
 
 
 def _server(server: str | None, profile: str | None, session: str | None, detach: bool) -> Server | None:
-    """Where it runs, if not here."""
+    """Return the server to run on; None to run here."""
     from tidebox.errors import InvalidRequest
 
     if server is not None or profile is not None:

@@ -60,13 +60,13 @@ class Request:
     numbers: dict[str, float | None]
     keep_output: bool
     server: Server | None = None
-    """Where it runs, if not here."""
+    """The server to run on; None to run here."""
     session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """How it ended, for the report."""
+    """The end of a run, for the report."""
 
     ending: ExecutionOutcome
     limits: Limits
@@ -185,7 +185,7 @@ def _launch(request: Request, files: FilesIn, memory: int) -> Launch:
 
 
 def _packages(request: Request, launch: Launch, files: FilesIn) -> Packages:
-    """What was asked for, which is of the program's language, and what a Python script names in its metadata."""
+    """Return the packages asked for, of the program's language, and those a Python script names in its metadata."""
     interpreter = os.path.basename(launch.command[0])
     if interpreter == "node":
         return make_packages(node=request.packages)
@@ -260,7 +260,7 @@ class _Run:
 
     @contextlib.asynccontextmanager
     async def _engine(self) -> AsyncIterator[ProgramRunner]:
-        """What runs it: an engine of our own, or a server."""
+        """Open the engine that runs it: one of our own, or a server."""
         if self._request.server is not None:
             from tidebox.sdk.server_engine import ServerEngine
 
@@ -314,7 +314,7 @@ class _Run:
         self._denied += 1
         if self._denied <= _MOST_DENIALS:
             where = ", ".join(filter(None, (seen.host, seen.ip)))
-            # A name is whatever the program says, and this may be a terminal.
+            # A name is any text that the program chooses, and this may be a terminal.
             note(f"denied: {(where if where.isprintable() else ascii(where)) or 'a connection'} ({seen.reason})")
         elif self._denied == _MOST_DENIALS + 1:
             note("denied: more of them")

@@ -30,7 +30,7 @@ STOCK = Settings().pool_sandboxes
 
 _SESSIONS = "/v1/sandbox/sessions"
 _HELLO = "print('hello')"
-# Between two keys: a fast typist, and time for whatever else the shell writes.
+# Between two keys: a fast typist, and time for all else that the shell writes.
 _KEY_SECONDS = 0.03
 _FILE = "/v1/files/{}?path=transfer"
 
@@ -214,6 +214,6 @@ def _copy(connection: http.client.HTTPConnection, content: bytes, token: str) ->
 
 
 def _until_it_listens(connection: http.client.HTTPConnection) -> None:
-    """The socket listens from the start; whoever answers it has to be loaded first."""
+    """Wait for an answer: the socket listens from the start, but the program that answers has to be loaded first."""
     connection.request("GET", "/")
     connection.getresponse().read()

@@ -87,7 +87,7 @@ class _OpenedLate(io.RawIOBase):
 
 
 def target_of(path: str, to: str | None) -> Path | None:
-    """Where a file that comes goes; None for our own output."""
+    """Return the local path for a file that comes; None for our own output."""
     if to == "-":
         return None
     target = Path(to or ".")

@@ -17,7 +17,7 @@ WARM_UP = 5
 
 
 class ServerBench:
-    """What the rows that go through a server have in common: the server, a connection to it, and how they take turns.
+    """Base of the benches that go through a server: the server, a connection to it, and how they take turns.
 
     The server is at rest before either side is measured: what it still does would be counted in the other's time.
     """

@@ -1,4 +1,4 @@
-"""What a server says of itself: whether it can be reached, which version it is, which runtimes enforce what."""
+"""Examination of a server by its answers: whether it can be reached, its version, which runtimes enforce what."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ServerExamination:
 
     url: str
     seconds: float
-    """How long an answer takes."""
+    """The time that an answer takes."""
     health: ServiceHealth
     runtimes: RuntimesAnswer
     client_version: str = tidebox.__version__

@@ -1,4 +1,4 @@
-"""How signals end a command: orderly, with 128 and their number as the exit code."""
+"""Signals that end a command: orderly, with 128 and their number as the exit code."""
 
 from __future__ import annotations
 

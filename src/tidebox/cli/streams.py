@@ -1,4 +1,4 @@
-"""Standard input and output of the command itself, which may block for as long as whoever holds the other end likes."""
+"""Standard input and output of the command itself, which may block for as long as the other end likes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BlockingCalls:
         threading.Thread(target=self._work, name="streams", daemon=True).start()
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``function`` returns or raises."""
+        """Make a blocking call in the thread; returns or raises what ``function`` does."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._calls.put((answer, function, arguments))
         return await answer
@@ -57,7 +57,7 @@ def _settle(answer: asyncio.Future[Any], value: Any, error: OSError | None) -> N
 
 
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
-    """What comes in on a descriptor, until its end."""
+    """Yield the bytes that come in on a descriptor, until its end."""
     calls = BlockingCalls()
     while chunk := await calls.call(_read_some, descriptor):
         yield chunk

@@ -46,7 +46,7 @@ class Keys:
         """Whether ``Ctrl-] d`` was typed."""
 
     def take(self, data: bytes) -> bytes:
-        """What of ``data`` is for the program."""
+        """Return the part of ``data`` that is for the program."""
         passed = bytearray()
         for byte in data:
             if self._escaped:

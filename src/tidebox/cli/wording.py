@@ -32,7 +32,7 @@ def moment(at: datetime | None) -> str:
 
 
 def took(begin: datetime | None, end: datetime | None) -> str:
-    """How long something took, or has taken so far."""
+    """Return the time that something took, or has taken so far; empty if it has not begun."""
     if begin is None:
         return ""
     return span(((end or datetime.now(UTC)) - begin).total_seconds())

@@ -12,8 +12,8 @@ from pathlib import Path
 
 # Nothing that makes an interpreter read or import more at its start than it must.
 CLEAN_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
-# The first thing that a server for measurements does: ask for a signal (prctl(2), PR_SET_PDEATHSIG) when whoever
-# measures is killed.
+# The first thing that a server for measurements does: ask for a signal (prctl(2), PR_SET_PDEATHSIG) when the
+# process that measures is killed.
 ENDS_WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); "
 _BLOCK = 1 << 20
 # kcmp(2): whether two processes have one address space.
@@ -33,7 +33,7 @@ class BareProgram:
         self._says = says
 
     def seconds(self) -> float:
-        """How long one takes from its start until it is gone and all it said was read."""
+        """Measure the seconds of one program from its start until it is gone and all it said was read."""
         start = time.perf_counter()
         pid, output = _start(self._argv)
         text = _read_all(output)
@@ -41,7 +41,7 @@ class BareProgram:
         return time.perf_counter() - start
 
     def per_second(self, count: int, at_once: int) -> float:
-        """How many run per second, ``at_once`` of them at any time."""
+        """Measure the runs per second, ``at_once`` of them at any time."""
         left = count
         running: dict[int, int] = {}
         start = time.perf_counter()
@@ -75,7 +75,7 @@ def bubblewrap(*argv: str) -> BareProgram | None:
 
 
 def pipe_megabytes_per_second(size: int) -> float:
-    """How fast another program's bytes come through a pipe."""
+    """Measure the speed of another program's bytes through a pipe, in MB/s."""
     argv = ("/bin/dd", "if=/dev/zero", f"bs={_BLOCK}", f"count={size // _BLOCK}", "status=none")
     pid, output = _start(argv)
     total = len(os.read(output, _BLOCK))
@@ -106,7 +106,7 @@ def pss_of_boxes(owner: int) -> list[int]:
     for pid in below:
         if len(numbers[pid]) == innermost:
             boxes.setdefault(os.readlink(f"/proc/{pid}/ns/pid"), []).append(pid)
-    # The init of a box for one program lives in the memory of whoever made it, as others do.
+    # The init of a box for one program lives in the memory of the process that made it, as others do.
     sleepers = [pid for pids in boxes.values() for pid in pids if _share_memory(pid, parents[pid])]
     share = pss(sleepers[0]) // (len(sleepers) + 1) if sleepers else 0
     return [

@@ -34,7 +34,7 @@ class AgentBoxes:
 
     @property
     def patience(self) -> float | None:
-        """How long to wait for something to do before ``prepare`` is called."""
+        """Seconds to wait for something to do before ``prepare`` is called; None for as long as it takes."""
         return self._networks.patience
 
     def prepare(self) -> None:

@@ -59,7 +59,7 @@ def _write(path: str, value: object) -> None:
 
 
 def start_time(pid: int) -> str | None:
-    """When process ``pid`` started (clock ticks since boot), or None if there is none that lives."""
+    """Return the start time of process ``pid`` (clock ticks since boot), or None if no such process lives."""
     try:
         # The command name may hold spaces and parentheses: count the fields from the last one.
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
@@ -142,7 +142,7 @@ def processes(path: str) -> list[int]:
 
 
 def kill_all(path: str) -> None:
-    """SIGKILL to whatever lives in a subtree."""
+    """Send SIGKILL to every process in a subtree."""
     try:
         # v2, Linux 5.14: nothing that forks meanwhile escapes.
         _write(path + "/cgroup.kill", 1)
@@ -210,7 +210,7 @@ class Cgroups:
         raise CgroupError("no directory of this spawner stays: others remove them")
 
     def sweep_roots(self) -> set[str]:
-        """Where other spawners may have left something."""
+        """Return the directories below which other spawners may have left cgroups."""
         return set(self.roots.values())
 
     def kill(self) -> None:
@@ -248,7 +248,7 @@ class Leaf:
 
     @property
     def name(self) -> str:
-        """What no other leaf of this spawner ever was called."""
+        """The leaf's directory name, which no other leaf of this spawner ever had."""
         return next(iter(self.paths.values())).rpartition("/")[2]
 
     def limit(self, **limits: int) -> None:
@@ -262,7 +262,7 @@ class Leaf:
         raise NotImplementedError
 
     def attach_descriptors(self) -> list[int]:
-        """What lets a process in: on v1 files to write ``0`` into, on v2 a directory to be cloned into.
+        """Return descriptors that let a process in: on v1 files to write ``0`` into, on v2 a directory to clone into.
 
         They stay open until ``close_descriptors``.
         """
@@ -279,7 +279,7 @@ class Leaf:
         raise NotImplementedError
 
     def files(self) -> dict[str, str]:
-        """Where usage of any leaf is read, with {} for its name; a counter this kernel does not have is absent."""
+        """Return the files with any leaf's usage, {} for its name; a counter this kernel does not have is absent."""
         files = {}
         for name, path in self._counters().items():
             if os.path.exists(path):

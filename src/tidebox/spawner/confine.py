@@ -1,4 +1,4 @@
-"""What init keeps, and what a program of the user does not get."""
+"""Confinement: the capabilities that init keeps; the capabilities, core dumps and system calls that programs lack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _filters: dict[bool, sys_.Filter] = {}
 
 
 def load_filter_calls(nested: bool) -> list[sys_.Call]:
-    """What loads the system call filter, for a process and all it starts; ``nested`` lets it load more.
+    """Return the calls that load the seccomp filter, for a process and all it starts; ``nested`` lets it load more.
 
     Built once in a template and inherited by every clone: assembling it costs more than loading it.
     """

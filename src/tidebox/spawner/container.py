@@ -105,7 +105,7 @@ def _confine() -> None:
 
 
 class _Counters:
-    """What the container's control group counts."""
+    """Usage counters of the container's cgroups."""
 
     def __init__(self) -> None:
         self._directories = []
@@ -121,7 +121,7 @@ class _Counters:
 
 
 def _examine(arguments: list[str], control: int) -> NoReturn:
-    """What holds in this container; loaded only by who asks."""
+    """Tell the isolation that holds in this container; the code for it is loaded only where this is asked for."""
     from tidebox.spawner.examination import examine
 
     examine(arguments, control)

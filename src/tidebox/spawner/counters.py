@@ -1,4 +1,4 @@
-"""What control groups count, in the files of v1 and v2."""
+"""Usage counters of cgroups (CPU, memory, pids, OOM kills), read from the files of v1 and v2."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(directory: int, path: str) -> str | None:
 
 
 def read_counters(directories: list[int]) -> dict[str, int]:
-    """What control groups, by their directories, have used."""
+    """Read the usage of cgroups, given by descriptors of their directories."""
     return values_of(counters_in(directories, ""), "")
 
 
@@ -47,7 +47,7 @@ def counters_in(directories: list[int], prefix: str) -> list[Counter]:
 
 
 def values_of(counters: list[Counter], prefix: str) -> dict[str, int]:
-    """What they say."""
+    """Read ``counters``, with ``prefix`` before the name of each file; those that cannot be read are absent."""
     usage = {}
     for directory, name, file, key, divisor in counters:
         text = read(directory, prefix + file) or ""

@@ -1,4 +1,4 @@
-"""What a program finds in its container, told as JSON: what was asked for is believed only when it is seen here."""
+"""Isolation as a program in its container finds it, as JSON: what was asked for is believed only when seen here."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _swap() -> int:
 
 
 def _init() -> dict[str, Any]:
-    """What of init can be reached, by the names of errors."""
+    """Try to reach init (memory, descriptors, ptrace, rlimits, pidfd_getfd); returns the outcome of each attempt."""
 
     def limits() -> None:
         resource.prlimit(1, resource.RLIMIT_NOFILE, (64, 64))
@@ -154,7 +154,7 @@ def _executed(directory: str) -> bool:
 
 
 def _opened() -> list[str]:
-    """What of init's own descriptors can be opened, but for files that have a path and what this process has too."""
+    """Return init's descriptors that can be opened, but for files that have a path and those this process has too."""
     found = []
     own = {os.readlink(f"/proc/self/fd/{number}") for number in range(3)}
     try:
@@ -176,7 +176,7 @@ def _opened() -> list[str]:
 
 
 def _forked() -> int:
-    """How many children a process can have at once, of those that are asked for here."""
+    """Count the children that a process can have at once, up to ``_MOST_FORKED``."""
     read, write = os.pipe()
     children = []
     try:
@@ -197,7 +197,7 @@ def _forked() -> int:
 
 
 def _written(directory: str) -> int:
-    """How many bytes a file in a small file system can have."""
+    """Count the bytes that a file in a small file system can have."""
     path = f"{directory}/.tidebox-examined"
     size = 0
     block = bytes(1 << 20)

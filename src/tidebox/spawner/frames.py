@@ -1,4 +1,4 @@
-"""Keeps the frames of whoever forked a program out of sight of the program that runs above them.
+"""Keeps the frames of the code that forked a program out of sight of the program that runs above them.
 
 A plain interpreter has nothing below the program's module frame: ``sys._getframe(1)`` raises there, ``inspect.stack()``
 ends there, and the recursion limit is all the program's own. A parked interpreter was forked inside another. So its
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Place(Protocol):
-        """Where the current-frame pointer is; ``value`` is what it points to."""
+        """The place of the current-frame pointer in memory; ``value`` is the address it holds."""
 
         value: int | None
 
@@ -68,8 +68,8 @@ if _VERSION in _CURRENT_FRAME and sys.maxsize > 1 << 32 and _ctypes is not None:
 def current_frame() -> Place:
     """The place of the current-frame pointer; after ``value = None`` there, the next frame made by C is a bottom frame.
 
-    In 3.11 and 3.12 the place belongs to one run of the evaluation loop, so the caller must be the one who writes, and
-    first make sure that it points to him: ``place.value == frames.record_of(sys._getframe())``.
+    In 3.11 and 3.12 the place belongs to one run of the evaluation loop, so the caller must be the one that writes,
+    and first make sure that it points to the caller's frame: ``place.value == frames.record_of(sys._getframe())``.
     """
     if not _thread_state:
         return Unrecognised()
@@ -85,7 +85,7 @@ def current_frame() -> Place:
 
 
 def record_of(frame: FrameType) -> int | None:
-    """What the current-frame pointer holds while ``frame`` is current."""
+    """Return the value of the current-frame pointer while ``frame`` is current; None if it is not known."""
     if not _thread_state:
         return None
     if _VERSION < (3, 11):

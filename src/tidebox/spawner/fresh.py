@@ -1,6 +1,6 @@
-"""What of a module that was loaded ahead has to be as if it had just been imported: random states, times, locks.
+"""Resets, in a module that was loaded ahead, all that has to be as if just imported: random states, times, locks.
 
-Also where a module reads something at its import that can as well be applied when it is given.
+Also applies what a module reads at its import, where that can as well be done when it is given to a program.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def load(names: Iterable[str], path: Iterable[str]) -> HandOver | Refused:
 
 
 class HandOver:
-    """What the import system asks."""
+    """Answers the import system, from within ``_find_spec``, with modules that were loaded ahead."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -284,6 +284,6 @@ def _bind(member: Kept) -> None:
 
 
 def _places(member: Kept) -> Iterable[str]:
-    """Where its own modules are looked for."""
+    """Return the directories in which a package's own modules are looked for; none for a plain module."""
     places = getattr(member.spec, "submodule_search_locations", None)
     return list(places) if places else ()

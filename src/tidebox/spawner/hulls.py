@@ -1,9 +1,9 @@
 """Hulls: the namespaces of a box, held by an init that only sleeps.
 
 Such an init shares the memory and the descriptors of the process that made it, and so costs no copy of either. It
-never comes back from its one system call: there is no code for it to run, whatever happens in its box. What is left to
-it there the kernel takes away by itself, because its maker ignores the ends of children; so the maker must be a process
-that waits for none, and stands beside the template.
+never comes back from its one system call: there is no code for it to run, no matter what happens in its box. What is
+left to it there the kernel takes away by itself, because its maker ignores the ends of children; so the maker must be a
+process that waits for none, and stands beside the template.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Hull:
         self.outward_ends = []
 
     def is_dead(self) -> bool:
-        """Whether its init is dead or about to be: whatever failed, another hull may serve."""
+        """Whether its init is dead or about to be: then another hull may serve, no matter what failed."""
         try:
             _signal.pidfd_send_signal(self.pidfd, 0)
             return self.is_sinking()

@@ -64,7 +64,7 @@ class Leaves:
             _write(directory, f"e{number}/{name}", b"0")
 
     def kill(self, number: int) -> None:
-        """SIGKILL to everything in the leaf, whatever session or process group it hides in."""
+        """Send SIGKILL to every process in the leaf, no matter which session or process group it hides in."""
         if self._version == 2:
             try:
                 _write(self._directories[0], f"e{number}/cgroup.kill", b"1")
@@ -83,7 +83,7 @@ class Leaves:
                     pass
 
     def usage(self, number: int) -> dict[str, int]:
-        """What the leaf has used: cpu_us, memory_peak_bytes, pids_peak, oom_kills, as far as the kernel counts it."""
+        """Read the leaf's usage: cpu_us, memory_peak_bytes, pids_peak, oom_kills, as far as the kernel counts it."""
         if self._counters is None:
             # Which files there are is the kernel's choice, and the same for every leaf.
             self._counters = counters_in(self._directories, f"e{number}/")

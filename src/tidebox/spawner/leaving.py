@@ -7,7 +7,7 @@ itself is asked to end.
 
 All this happens after the program, which may have emptied, replaced or booby-trapped anything it can reach. So nothing
 is looked up in a module or among the builtins by then, no method of an object that may be the program's is called but
-where the interpreter calls it too, and whatever still goes wrong ends in ``_exit``, never in the frames below.
+where the interpreter calls it too, and any error that is left ends in ``_exit``, never in the frames below.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _VERSION = sys.version_info[:2]
 _SIGINT = 2
 _SIGNALS = range(1, NSIG)
 _ABSENT = object()
-# What sys.modules and the attributes of sys are to the interpreter, whatever the program puts in their place.
+# sys.modules and the attributes of sys as the interpreter has them, no matter what the program puts in their place.
 _modules = sys.modules
 _sys_names = vars(sys)
 _module_type = type(sys)
@@ -390,7 +390,7 @@ def drop_modules(place: Place, bare: Mapping[int, object]) -> None:
                         variables[name] = None
         mark = variables = None
     _collect()
-    # Whatever else they hold on to (a log's handler, say) has its files written at least.
+    # Anything else that they hold on to (a log's handler, say) has its files written at least.
     for kind, flush_kind in _BUFFERS:
         for stream in _tracked():
             if issubclass(type(stream), kind):

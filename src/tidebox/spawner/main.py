@@ -43,7 +43,7 @@ class _Box:
         self.template_name = template_name
 
     def answer(self, request: int) -> dict[str, Any]:
-        """What goes with the descriptors of a box that stands."""
+        """Return the message that goes with the descriptors of a box that stands."""
         leaf = {} if self.leaf is None else {"leaf": self.leaf.name, "edition": self.leaf.edition}
         return {"re": request, **leaf}
 
@@ -111,7 +111,7 @@ class Spawner:
             self._remove_closed()
 
     def _patience(self) -> float | None:
-        """How long to wait for the next message."""
+        """Return the seconds to wait for the next message; None for as long as it takes."""
         if self._closing:
             return self._retry_pause
         if self._lacks_spares():
@@ -442,7 +442,7 @@ class Spawner:
 
 
 def _allow_together() -> dict[str, int | None]:
-    """What boxes may have together of what is counted by user, raised as far as it can be; None for no limit."""
+    """Raise the rlimits that count by user as far as possible; returns what boxes may have together, None: no limit."""
     allowed: dict[str, int | None] = {}
     for name in ("sigpending", "msgqueue", "nproc"):
         number = child.RLIMITS[name]
@@ -457,8 +457,9 @@ def _allow_together() -> dict[str, int | None]:
 
 
 def _allow_descriptors() -> None:
-    """Have as many as there may be, here and in templates: a few of every box are held, and as many may be on the way,
-    counted with those that programs of the same user send each other. Whoever closes them knows the highest."""
+    """Raise RLIMIT_NOFILE as far as it may be, here and in templates: a few descriptors of every box are held, and as
+    many may be on the way, counted with those that programs of the same user send each other. Never above
+    ``HIGHEST_DESCRIPTOR``: a child closes descriptors by number up to that one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, child.HIGHEST_DESCRIPTOR), most))
 
@@ -467,8 +468,8 @@ def main(descriptor: int) -> None:
     """Run the spawner on the inherited socket ``descriptor``."""
     os.set_inheritable(descriptor, False)
     _allow_descriptors()
-    # Whatever this process inherited, programs do not: nohup and shells in the background have signals ignored. And who
-    # ignores the ends of its children is not told of them.
+    # Signal dispositions that this process inherited are not passed on to programs: nohup and shells in the background
+    # have signals ignored. And a process that ignores the ends of its children is not told of them.
     syscalls.reset_hidden_signals()
     child.reset_signals([number for number in child.changed_signals() if number not in child.PYTHONS_OWN])
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())

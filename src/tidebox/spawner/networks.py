@@ -28,7 +28,7 @@ _SET_UP = steps.prepare(
 
 
 def enter_new(egress: bool) -> list[int]:
-    """Stand in a network that was never used; whatever is cloned inherits it.
+    """Enter a new network namespace; all processes cloned from here inherit it.
 
     With ``egress`` it leads outward, and the descriptors by which it does are returned.
     """
@@ -38,14 +38,14 @@ def enter_new(egress: bool) -> list[int]:
 
 
 def patience(ready: int) -> float | None:
-    """How long to wait for something to do before another one is made where so many are ``ready``."""
+    """Return the seconds to wait for something to do before one more is made; None where enough are ``ready``."""
     if ready >= SPARE:
         return None
     return _BREATH_SECONDS if ready >= _FEWEST else 0.0
 
 
 class Networks:
-    """Some, kept ready."""
+    """Network namespaces that are kept ready."""
 
     def __init__(self, egress: bool) -> None:
         self._egress = egress
@@ -54,7 +54,7 @@ class Networks:
 
     @property
     def patience(self) -> float | None:
-        """How long to wait before ``add`` is called."""
+        """Seconds to wait before ``add`` is called; None where none is to be added."""
         return None if self._refused else patience(len(self._ready))
 
     def add(self) -> None:
@@ -69,7 +69,7 @@ class Networks:
         self._ready.append((os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC), outward_ends))
 
     def enter(self) -> list[int]:
-        """Stand in one that was never used; the descriptors by which it leads outward, if it does."""
+        """Enter one that was never used; returns the descriptors by which it leads outward, if it does."""
         self._refused = False
         if not self._ready:
             self._make()

@@ -1,4 +1,4 @@
-"""What a template is told: the shapes of its boxes, then which to make."""
+"""Orders to a template: the shapes of its boxes, then which boxes to make."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Shape:
-    """What boxes of one kind have in common, told to the template once and decoded before they are cloned."""
+    """All that boxes of one kind have in common, told to the template once and decoded before they are cloned."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Shape:
 
 
 class BoxOrder:
-    """What the spawner asks a template for.
+    """The spawner's order to a template for one box.
 
     Descriptors: the agent's socket, or the control socket and the standard streams of a single program; the mount of
     its devices, if it has one; then the cgroup's.
@@ -66,17 +66,17 @@ class BoxOrder:
 
     @property
     def ends(self) -> list[int]:
-        """What connects the box with the server."""
+        """The descriptors that connect the box with the server."""
         return self.descriptors[: self._fixed]
 
     @property
     def devices(self) -> int | None:
-        """What is to be its /dev."""
+        """The descriptor of the mount that is to be its /dev, if it has one."""
         return None if self._devices is None else self.descriptors[self._devices]
 
     @property
     def attach(self) -> list[int]:
-        """What a v1 box writes itself into."""
+        """The cgroup files that a v1 box writes itself into; none on v2."""
         return (
             self.descriptors[self._cgroup : len(self.descriptors) - self.leaf_count] if self.cgroup_version == 1 else []
         )

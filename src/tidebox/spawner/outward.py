@@ -3,7 +3,7 @@
 Nothing of the machine's network is in it. All addresses are local, so that the kernel takes every connection itself;
 a constant set of nftables rules leads it to the listener, which learns the address that was meant by the name of the
 accepted socket. What is neither TCP nor for the box itself is refused as it is sent. The descriptors go to the server:
-whoever holds them decides what is dialled, elsewhere; without a holder every connection is refused.
+their holder decides what is dialled, elsewhere; without a holder every connection is refused.
 
 The rules are sent to the kernel as the bytes they are: the program ``nft`` would take longer than a whole box.
 """
@@ -183,7 +183,7 @@ def connect_all() -> list[int]:
 
 
 def _listener() -> _socket.socket:
-    """For connections of both families, to whatever address."""
+    """Make the listener for connections of both families, to any address."""
     sock = _socket.socket(_socket.AF_INET6, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK)
     try:
         sock.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)

@@ -6,7 +6,7 @@ warning filters, finders). Then all of that is taken back: the interpreter is as
 program what it imports, with everything that belongs to it, and does again what was written down.
 
 A module that leaves what cannot be taken back (a thread, a descriptor, a signal handler, a variable) is refused: the
-process is of no use by then, and whoever asked begins anew without that module.
+process is of no use by then, and the code that asked begins anew without that module.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _threads() -> list[str]:
 
 
 def _state() -> dict[str, Any]:
-    """What an import must leave as it is."""
+    """Return the state of the process and interpreter that an import must leave as it is."""
     return {
         "a thread": _threads(),
         "an open descriptor": sorted(os.listdir("/proc/self/fd")),

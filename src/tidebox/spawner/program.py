@@ -5,7 +5,7 @@ environment (NUL-joined ``K=V``), arguments (NUL-joined). The modes: ``exec`` re
 after writing the source to the path if there is one; ``code`` runs the source; ``file`` runs the file at the path, as
 the command named it; ``script`` writes the source to the path and runs that.
 
-Whatever follows the block is the program's own stdin, so not one byte more may be read.
+All that follows the block is the program's own stdin, so not one byte more may be read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BadProgram(ValueError):
 
 
 class Program:
-    """What to run, as the bytes that came."""
+    """A program to run, as the bytes that came."""
 
     __slots__ = ("mode", "cwd", "path", "source", "cpu_seconds", "environment", "arguments")
 

@@ -101,7 +101,7 @@ def _remove_file(name: str, directory: int) -> bool:
 
 
 def _remove_objects() -> None:
-    """Remove what outlives whoever made it and is no file."""
+    """Remove System V IPC objects (shm, sem, msg): they outlive the processes that made them, and are no files."""
     library = ctypes.CDLL(None, use_errno=True)
     for kind, arguments in (("shm", (_REMOVE, None)), ("sem", (0, _REMOVE)), ("msg", (_REMOVE, None))):
         remove = getattr(library, f"{kind}ctl")

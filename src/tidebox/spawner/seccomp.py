@@ -361,7 +361,7 @@ def rules(nested: bool, guest: bool = False) -> tuple[tuple[str, Rule], ...]:
 
 
 def allowed() -> list[str]:
-    """The calls that are let through whatever their arguments, or answered as if they were."""
+    """The calls that are let through with any arguments, or answered as if they were."""
     return [*_ALLOWED.split(), *_NOTHING_TO_DO.split()]
 
 

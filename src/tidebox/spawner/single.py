@@ -48,7 +48,7 @@ _MOST_HULLS = 8
 
 
 class Single:
-    """What all boxes of one shape have in common, and their programs unless their order says otherwise."""
+    """All that boxes of one shape have in common, and their programs unless their order says otherwise."""
 
     def __init__(
         self, setup: InitSetup, message: dict[str, Any], shaping: list[Prepared], two_ids: bool, egress: bool
@@ -73,7 +73,7 @@ class Single:
         self._user = BoxUser(ids.USER_UID, ids.USER_UID, None)
 
     def await_order(self) -> child.ChildStart | None:
-        """What to become, once somebody says so; None when nobody will."""
+        """Wait for the order that says what to become; None when none will come."""
         size = _read_all(0, _ORDER_SIZE.size)
         data = _read_all(0, _ORDER_SIZE.unpack(size)[0]) if size else b""
         if not data:
@@ -90,7 +90,7 @@ class Single:
 
 
 def _read_all(fd: int, size: int) -> bytes:
-    """That many bytes, or none if the other side is gone before."""
+    """Read ``size`` bytes, or none if the other side is gone before."""
     data = b""
     while len(data) < size:
         piece = os.read(fd, size - len(data))
@@ -297,7 +297,7 @@ def reserve() -> None:
 
 
 def _entering(order: BoxOrder, hull: Hull) -> list[Prepared]:
-    """What a process has to do first: be counted, take its descriptors, and go into its hull."""
+    """Return the first calls of a process: attach to the cgroup, take its descriptors, and enter its hull."""
     control, *stdio = order.ends
     return [
         *[("attach to the cgroup", os.write, (descriptor, b"0")) for descriptor in order.attach],
@@ -377,8 +377,8 @@ def _limiting(name: str, limit: tuple[int, int, int]) -> Prepared:
 def _allowing_descriptors(limit: tuple[int, int, int]) -> Prepared:
     """Have at least as many as the program may; lowered to that later.
 
-    Who sends descriptors may have no more on the way, together with all others of the same user, than he may have open:
-    a box for few descriptors could not tell that it stands while others are made.
+    A sender of descriptors may have no more on the way, together with all others of the same user, than its rlimit
+    lets it have open: a box for few descriptors could not tell that it stands while others are made.
     """
 
     def allow() -> None:

@@ -62,7 +62,7 @@ def execute(plan: list[list[Any]]) -> None:
 
 
 def prepare(plan: list[list[Any]]) -> list[Prepared]:
-    """What is to be called for each step, worked out where there is time: a box only makes the calls."""
+    """Turn the steps of a plan into calls ahead, where there is time: a box only makes the calls."""
     calls: list[Prepared] = []
     for step in plan:
         name, arguments = step[0], step[1:]

@@ -33,9 +33,9 @@ _MOST_REASONS = 8
 
 
 def sweep(roots: Iterable[str], own: str) -> tuple[list[str], list[str]]:
-    """Remove what dead spawners left below ``roots``; returns who lives, and what else was left alone, with reasons.
+    """Remove what dead spawners left below ``roots``; returns those that live, and what else was left, with reasons.
 
-    ``own`` is the name of the directories of whoever sweeps.
+    ``own`` is the name of the caller's own directories, which are passed over.
     """
     began = time.monotonic()
     deadline = began + BUDGET_SECONDS
@@ -127,12 +127,12 @@ class _Leftover:
             return False  # it changes while we look; the next round sees more
 
     def _is_populated(self) -> bool:
-        """Whether any process is in it, of whatever namespace."""
+        """Whether any process is in it, of any pid namespace."""
         counts = [f"{path}/{name}" for path in self._paths for name in ("pids.current", "cgroup.events")]
         return any(_counts_any(path) for path in counts)
 
     def reason(self) -> str:
-        """Why it is still there."""
+        """Return the reason why it is still there."""
         if self.hidden:
             return "holds processes of another pid namespace"
         return f"could not be removed within {BUDGET_SECONDS:g} s"

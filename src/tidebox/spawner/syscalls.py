@@ -197,7 +197,7 @@ def _text(value: str | None) -> bytes | None:
 def mount_arguments(
     source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
 ) -> tuple[bytes | None, bytes | None, bytes | None, int, bytes | None]:
-    """What ``call_mount`` takes."""
+    """Encode the arguments of mount(2) for ``call_mount``."""
     return _text(source), _text(target), _text(kind), flags, _text(data)
 
 
@@ -206,23 +206,23 @@ call_mount, call_setns = _mount, _setns
 
 
 def last_error(what: str) -> OSError:
-    """Why the system call before failed."""
+    """Return the error of the system call before, which failed on ``what``."""
     code = ctypes.get_errno()
     return OSError(code, os.strerror(code), what)
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """mount(2)."""
+    """Call mount(2); raises OSError if it fails."""
     _check(_mount(*mount_arguments(source, target, kind, flags, data)), target)
 
 
 def unmount(target: str, flags: int = MNT_DETACH) -> None:
-    """umount2(2)."""
+    """Call umount2(2); raises OSError if it fails."""
     _check(_umount2(_text(target), flags), target)
 
 
 def pivot_root(new: str, old: str) -> None:
-    """pivot_root(2)."""
+    """Call pivot_root(2); raises OSError if it fails."""
     _check(_syscall(_NR_PIVOT_ROOT, _text(new), _text(old)), new)
 
 
@@ -269,7 +269,7 @@ def restrict_detached(mount: int, attributes: int) -> None:
 
 
 def set_hostname(name: str) -> None:
-    """sethostname(2)."""
+    """Call sethostname(2); raises OSError if it fails."""
     raw = name.encode()
     _check(_sethostname(raw, len(raw)), "sethostname")
 

@@ -59,7 +59,7 @@ class Template:
             os.kill(self.pid, 9)
         except ProcessLookupError:
             pass
-        # What is stuck in the kernel is left to whoever collects the children of a dead spawner.
+        # A process that is stuck in the kernel is left to the one that collects the children of a dead spawner.
         if select.select([self.pidfd], [], [], _DEATH_SECONDS)[0]:
             os.waitpid(self.pid, 0)
         os.close(self.pidfd)

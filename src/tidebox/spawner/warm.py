@@ -1,7 +1,7 @@
 """A warm Python: forked from a running interpreter, it becomes the program it is given as if it had just been started.
 
 ``capture`` notes what a bare interpreter looks like. ``park`` runs in a forked child whose descriptors 0, 1 and 2 are
-the program's: it restores that look, does whatever can be done before the program is known, and waits for the program
+the program's: it restores that look, does all that can be done before the program is known, and waits for the program
 block on stdin. Where acting as the interpreter would is not worth the trouble (a source that is no text, a missing
 file, a directory) the process executes the interpreter.
 
@@ -54,7 +54,7 @@ _GC_THRESHOLDS = gc.get_threshold()
 
 
 class Baseline:
-    """What a bare interpreter of this kind has right after its start."""
+    """State of a bare interpreter of this kind right after its start: modules, search path, import hooks."""
 
     __slots__ = ("modules", "objects", "path", "main_names", "meta_path", "path_hooks")
 
@@ -100,7 +100,7 @@ def park(args: list[str], control: int = -1) -> NoReturn:
         del order
         leaving.live(code, refused, _baseline.objects)
     finally:
-        # The frames below are those of whoever forked this process.
+        # The frames below are those of the code that forked this process.
         _exit(NOT_EXECUTABLE)
 
 
@@ -119,7 +119,7 @@ def _get_ready() -> None:
 
 
 def _plain_signals() -> None:
-    # All others are as the kernel has them: whoever forked this process put back what it had changed.
+    # All others are as the kernel has them: the process that forked this one put back what it had changed.
     _signal.signal(_SIGINT, _signal.default_int_handler)
     _signal.signal(_SIGPIPE, _signal.SIG_IGN)
     _signal.signal(_SIGXFSZ, _signal.SIG_IGN)
@@ -310,7 +310,7 @@ def _is_unsuited(order: Program) -> bool:
 
 
 def _directory_of(file: str) -> str:
-    """Where a file really is."""
+    """Return the directory in which a file really is, with links resolved."""
     directory = file.rpartition("/")[0]
     # The usual case, told apart at a fraction of the price: the working directory's name has no links in it.
     if directory == os.getcwd() and not os.path.islink(file):

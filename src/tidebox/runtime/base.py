@@ -72,7 +72,7 @@ class Files(abc.ABC):
 
     @abc.abstractmethod
     async def stat(self, path: str, follow: bool = False) -> FileInfo:
-        """What is at ``path``: a symbolic link itself, or with ``follow`` its target."""
+        """Return the metadata of ``path``: of a symbolic link itself, or with ``follow`` of its target."""
 
     @abc.abstractmethod
     async def list(self, path: str) -> list[FileInfo]:
@@ -144,7 +144,7 @@ class Box(abc.ABC):
 
     @abc.abstractmethod
     async def usage(self) -> Usage:
-        """What the box has used so far."""
+        """Return the resource usage of the box so far."""
 
     @abc.abstractmethod
     async def place(self, source: Path) -> Tally:
@@ -175,7 +175,7 @@ class Box(abc.ABC):
         """The same, and wait for it."""
         await asyncio.shield(self.begin_close())
 
-    # Optional parts: a runtime that lacks one says so by its features, and whoever needs it asks first.
+    # Optional parts: a runtime that lacks one says so by its features, which callers check first.
 
     async def allow(self, egress: BoxEgress) -> None:
         """Let programs reach what these rules allow, from now on; before that their connections wait.
@@ -215,15 +215,15 @@ class Box(abc.ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DockerSettings:
-    """What of the settings concerns containers."""
+    """Settings of the docker runtime: the container engine, its profiles and its images."""
 
     host: str | None = None
-    """Where the engine is; None for where it is found."""
+    """The engine's endpoint; None to look for one in the usual places."""
     seccomp: str | None = None
-    """The content of a system call profile in place of ours."""
+    """The content of a seccomp profile in place of ours."""
     apparmor_profile: str | None = None
     runtime: str | None = None
-    """By which of its runtimes the engine makes containers; None for its own."""
+    """The OCI runtime with which the engine makes containers; None for the engine's own."""
     allowed_images: tuple[str, ...] = ()
     """Patterns of the images that may be used; none allow every one."""
     prepull: tuple[str, ...] = ()
@@ -232,20 +232,20 @@ class DockerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GvisorSettings:
-    """What of the settings concerns gVisor."""
+    """Settings of the gvisor runtime."""
 
     runsc: str | None = None
-    """Where the program is; None for where it is found."""
+    """Path of the ``runsc`` program; None to search for it."""
     platforms: tuple[str, ...] = ()
-    """By which ways it may run programs, in the order in which they are tried; none for the usual ones."""
+    """gVisor platforms that may run programs, in the order in which they are tried; none for the usual ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class EgressSettings:
-    """How boxes with a way out have it, the rules of each aside."""
+    """Egress settings that all boxes with network access share; the rules of each box are not among them."""
 
     resolver: str | None = None
-    """Where names are resolved, as ``address:port``; None for where the machine does."""
+    """The DNS resolver, as ``address:port``; None for the one that the machine uses."""
     secrets: Path | None = None
     """The file of secrets, which nobody but the egress process reads."""
     ca_file: Path | None = None
@@ -265,11 +265,11 @@ class EgressSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSettings:
-    """What of the settings runtimes need; each takes what concerns it."""
+    """The settings that runtimes need; each runtime takes those that concern it."""
 
     data_dir: Path
     agent_sockets: Path
-    """Where the sockets are made by which clients reach the agents of sandboxes."""
+    """Directory of the sockets by which clients reach the agents of sandboxes."""
     python: str | None = None
     """The interpreter of Python programs in the image ``host``, where the one that is found will not do."""
     allow_weak_isolation: bool = False
@@ -277,7 +277,7 @@ class RuntimeSettings:
     max_processes: int = 512
     """RLIMIT_NPROC of boxes that are not made for more."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What tells where programs, the login session and the container engine of this process are."""
+    """Environment variables that tell where programs, the login session and the container engine are."""
     docker: DockerSettings = DockerSettings()
     gvisor: GvisorSettings = GvisorSettings()
     egress: EgressSettings = EgressSettings()
@@ -288,7 +288,7 @@ class Runtime(abc.ABC):
 
     name: ClassVar[str]
     boundary: ClassVar[str]
-    """What stands between programs and the machine: one of ``model.runtimes.BOUNDARIES``."""
+    """The isolation boundary between programs and the machine: one of ``model.runtimes.BOUNDARIES``."""
     shows_host: ClassVar[bool] = False
     """Whether it has the image ``host``; where it has not, that stands for the image of a program's language."""
     external: ClassVar[bool] = False
@@ -299,7 +299,7 @@ class Runtime(abc.ABC):
     interpreters: Mapping[str, str]
     """The interpreters of its default image: the commands that start them, and where they are."""
     max_processes: int = 0
-    """How many processes a box that is not made for more may have."""
+    """Number of processes that a box may have if it is not made for more."""
 
     @abc.abstractmethod
     def __init__(self, settings: RuntimeSettings) -> None: ...
@@ -311,7 +311,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def resolve(self, image: str) -> ResolvedImage:
-        """What the name of an image stands for; raises ``UnknownImage``."""
+        """Resolve the name of an image; raises ``UnknownImage``."""
 
     @abc.abstractmethod
     def images(self) -> Sequence[ResolvedImage]:
@@ -326,7 +326,7 @@ class Runtime(abc.ABC):
         """
 
     def start_of(self, kind: CellKind, image: str) -> Start:
-        """How interpreters of ``kind`` start in boxes of ``image``, where that works as it is meant to."""
+        """Return how interpreters of ``kind`` start in boxes of ``image``, where that works as it is meant to."""
         return "cold" if self.parking(kind, image) is None else "parked"
 
     def has_command(self, name: str) -> bool:
@@ -352,7 +352,7 @@ class Runtime(abc.ABC):
         """See to that; raises ``TideboxError`` where it cannot be."""
 
     def absence(self) -> str | None:
-        """Why it cannot work here, as far as one glance tells; None where it may."""
+        """Return why the runtime cannot work here, as far as one glance tells; None where it may."""
         return None
 
     async def tidy(self) -> None:  # noqa: B027
@@ -360,7 +360,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     async def probe(self) -> RuntimeReport:
-        """What this runtime can enforce on this machine, found by trying."""
+        """Find out by trying which guarantees this runtime can enforce on this machine."""
 
     @abc.abstractmethod
     async def open(
@@ -377,10 +377,10 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def live_boxes(self) -> int:
-        """How many boxes it has."""
+        """Return the number of live boxes."""
 
     def gauges(self) -> Sequence[Gauge]:
-        """What can be read off it at any moment, besides its boxes; no other runtime has gauges of these names."""
+        """Return metrics to read at any moment, besides its boxes; no other runtime has gauges of these names."""
         return ()
 
     @abc.abstractmethod

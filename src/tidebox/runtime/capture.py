@@ -17,10 +17,10 @@ from tidebox.untrusted_files.globs import Glob, MatchBudget
 from tidebox.untrusted_files.trees import TreeEntry, copy_file, directory_beneath, open_regular, opened, walk
 
 MAX_DEPTH = 32
-"""How deep files are looked for."""
+"""Depth of directories down to which files are looked for."""
 _MAX_LINK_TARGET = 1024
 SECONDS = 5.0
-"""What patterns may take altogether; those that people write take a thousandth of it."""
+"""Time that matching all patterns may take altogether; those that people write take a thousandth of it."""
 _SECRETS = Glob("run/secrets/**")
 # Such a name fits into no URL and no header.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -83,7 +83,7 @@ def _reason_to_skip(entry: TreeEntry, rule: CaptureRule, count: int, total: int)
 
 
 def _matching(workspace: int, rule: CaptureRule, patience: MatchBudget) -> Iterator[TreeEntry]:
-    """What the patterns name, as far as they do not take too long."""
+    """Yield the files that match the patterns of ``rule``, as long as matching does not take too long."""
     wanted = selector(rule, patience)
     for entry in walk(workspace, max_depth=MAX_DEPTH):
         if not entry.is_directory and wanted(entry.path):

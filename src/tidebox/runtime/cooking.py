@@ -62,7 +62,7 @@ async def finished(recipe: Recipe, image: Image, store: ImageStore, run: Run, te
 
 
 async def _taken(step: Step, image: Image, run: Run) -> Mapping[str, bytes]:
-    """What a step leaves, by paths from the root on."""
+    """Run a step in a box of ``image`` and return the files that it leaves, by paths from the root on."""
     said: list[bytes] = []
 
     async def sink(event: Event) -> None:

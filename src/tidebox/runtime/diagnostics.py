@@ -1,4 +1,4 @@
-"""Where in its code a program is wrong, as its compiler says."""
+"""The place (file and line) of a compile error in a program's code, as its compiler says."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Driver(Runner):
         if keeps and box.features.renews and not box.gone and files.is_in(box):
             self._kept.put(files.keep_as, self._shape(order), box)
             return ending
-        # Nothing runs in it any more, and whoever waits for the ending has the processor first.
+        # Nothing runs in it any more, and the task that waits for the ending has the processor first.
         self._over[box] = asyncio.get_running_loop().call_later(_BREATH_SECONDS, self._close, box)
         return ending
 
@@ -193,7 +193,7 @@ class Driver(Runner):
 
 
 def _complete(usage: Usage, exited: Exited | None) -> Usage:
-    """Where no cgroup counts, or not for all that is below it: what the agent learned when it reaped the program."""
+    """Complete ``usage``, where no cgroup counts or not for all below it, by what the agent learned when it reaped."""
     counted = exited.usage if exited is not None else None
     if counted is None:
         return usage
@@ -276,7 +276,7 @@ class _Watch:
                     diagnostics = None
                     exited = await self._run(again=True)
         finally:
-            # Whoever may end it later holds nothing of it.
+            # Those that could end it later keep no reference to it.
             if self._cancel is not None:
                 self._cancel.forget(self._on_cancel)
             if self._order.kill is not None:
@@ -340,7 +340,7 @@ class _Watch:
             self._made = launch.compilation is not None and launch.compilation.executes
 
             async def show(event: Event) -> None:
-                # Whoever looks on was told that it started.
+                # The sink was told already that it started.
                 if not isinstance(event, Started):
                     await self._sink(event)
 

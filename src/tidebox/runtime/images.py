@@ -11,7 +11,7 @@ An image may be another one with layers on top. It is named, or goes by the name
 its layers (``host+<digest>``), or, without a name, by the digest of its root file system (``sha256:<digest>``).
 
 The digest is the SHA-256 of a sorted listing of what a box will see: kind, mode and path, a file's size, time and
-content hash, a link's target. It is therefore the same however the files were packed and whoever imported them.
+content hash, a link's target. It is therefore the same however the files were packed, and for every importer.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from tidebox.runtime.unpack import Unpacker, UnpackLimits
 from tidebox.untrusted_files.tarstream import BLOCK, TarReader, decompress
 
 IMAGES = "images"
-"""Where the images of an installation are, below its data directory."""
+"""Directory of an installation's images, below its data directory."""
 ALIASES = frozenset({"python", "node", "busybox", "debian", "ubuntu", "alpine"})
 """Names people know from elsewhere; the machine's own system stands in for them unless one was imported."""
 MOUNT_POINTS = ("proc", "dev", "tmp", "workspace", "run", ".tidebox")
-"""Where a box mounts something of its own on the read-only root."""
+"""Directories of the read-only root on which a box mounts something of its own."""
 
 MAX_NAME = 128
 _BY_DIGEST = "sha256:"
@@ -78,7 +78,7 @@ class Image:
     layers: tuple[Layer, ...] = ()
     """Read-only, on top of the files: at most one for each language."""
     packages: Packages = NO_PACKAGES
-    """What its layers were asked for with."""
+    """The request that its layers were made for."""
     preload: tuple[str, ...] = ()
     """Modules that its programs are likely to import."""
 

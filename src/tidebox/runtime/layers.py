@@ -31,7 +31,7 @@ from tidebox.runtime.shelf import Shelf, closing
 
 Language = Literal["python", "node"]
 Kind = Literal["python", "node", "files"]
-"""What a layer is of: the packages of a language, or files that were worked out ahead."""
+"""Kind of a layer: the packages of a language, or files that were worked out ahead."""
 
 FORMAT = 2
 """Counts the ways in which layers were laid out; part of every digest, so that an older one is not taken for a new."""
@@ -49,9 +49,9 @@ class Locked:
     digest: str
     """Of its archive, as the index gives it: ``sha256:`` and so on."""
     source: str
-    """Where the archive is, as the resolver said; not part of what the package is."""
+    """Location of the archive, as the resolver gave it; not part of what the package is."""
     place: str = ""
-    """Where it goes, where that is not the same for all."""
+    """Path that it is unpacked to, where that is not the same for all."""
 
     @property
     def shown(self) -> str:
@@ -81,7 +81,7 @@ class Lock:
 
     @classmethod
     def decoded(cls, kept: dict[str, Any]) -> Lock:
-        """What ``encoded`` gave; raises TypeError or KeyError for anything else."""
+        """Decode the result of ``encoded``; raises TypeError or KeyError for anything else."""
         return cls(kept["language"], kept["target"], tuple(Locked(*item) for item in kept["packages"]))
 
 
@@ -135,9 +135,9 @@ class LayerStore:
 
     @contextlib.contextmanager
     def building(self, lock: Lock) -> Iterator[None]:
-        """Be the only one, of all processes, who makes the layer of ``lock``; raises BlockingIOError where another is.
+        """Be the only one, of all processes, to make the layer of ``lock``; raises BlockingIOError where another is.
 
-        Whoever is killed over it stands in nobody's way.
+        A process that is killed over it stands in nobody's way.
         """
         self._building.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._building / lock.digest
@@ -195,7 +195,7 @@ class LayerStore:
     # What was found out, for a while.
 
     def note(self, key: str, most_age: float) -> bytes | None:
-        """What was noted under ``key`` within ``most_age`` seconds."""
+        """Return the note under ``key`` if it was made within ``most_age`` seconds."""
         path = self._notes / key
         try:
             return path.read_bytes() if time.time() - path.stat().st_mtime <= most_age else None

@@ -1,4 +1,4 @@
-"""What languages a runtime has: each with its image, its version, and how its programs start."""
+"""The languages that a runtime offers: each with its image, its version, and how its programs start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidebox.runtime.base import Runtime
 from tidebox.runtime.runners import Runners
 
 _LIMITS = Limits(timeout=10.0, output=4096)
-# Whoever asks first waits this long for what is not known yet.
+# The first caller to ask waits this long for what is not known yet.
 _WAIT_SECONDS = 1.0
 _VERSION = re.compile(rb"\d+(?:\.\d+)+[0-9A-Za-z.+~-]{0,40}")
 

@@ -49,7 +49,7 @@ _TRUST_LATER = ("python", "any")
 
 
 class CellKey(NamedTuple):
-    """What of a cell cannot be changed after it was parked; looked up several times for each program."""
+    """The properties of a cell that cannot be changed after it was parked; looked up several times for each program."""
 
     kind: CellKind | None
     """None for a blank box."""
@@ -183,15 +183,15 @@ class Pool:
         await self._full.wait()
 
     def parked(self, key: CellKey) -> int:
-        """How many cells are ready for ``key``."""
+        """Return the number of cells that are ready for ``key``."""
         return len(self._ready.get(key, ()))
 
     def made(self) -> list[float]:
-        """When each ready cell was made, by the monotonic clock."""
+        """Return the time at which each ready cell was made, by the monotonic clock."""
         return [cell.made for cells in self._ready.values() for cell in cells]
 
     def starts(self) -> dict[tuple[str, str], Start]:
-        """How interpreters start now, by image and kind, of all that were kept ready or asked for lately."""
+        """Return how interpreters start now, by image and kind, of all that were kept ready or asked for lately."""
         found: dict[tuple[str, str], Start] = {}
         for key in (*self._sizes, *self._not_before):
             if key.kind is None:
@@ -211,7 +211,7 @@ class Pool:
         return bool(self._warming)
 
     def parked_total(self) -> int:
-        """How many cells are ready or being made."""
+        """Return the number of cells that are ready or being made."""
         return sum(map(len, self._ready.values())) + self._making
 
     async def take(
@@ -313,7 +313,7 @@ class Pool:
         self._not_before[key] = now + _LONGEST_RETRY_SECONDS
 
     async def _hand_over(self, cell: Cell, limits: Limits, command: Command | None, first_input: bytes) -> Exec | None:
-        """What is parked in a cell, or ``command`` started in a blank one; None where the cell is of no use."""
+        """Hand over what is parked in a cell, or start ``command`` in a blank one; None where the cell is of no use."""
         try:
             await cell.box.adjust(limits)
             if cell.parked is not None:
@@ -342,7 +342,7 @@ class Pool:
             self._wake.set()
 
     def _busy_for(self) -> float:
-        """How long, at most, the processors are taken by programs that were given a box just now."""
+        """Return for how long, at most, the processors are taken by programs that were given a box just now."""
         since = time.monotonic() - _BUSY_SECONDS
         self._working = [(started, box) for started, box in self._working if started > since and not box.gone]
         if len(self._working) < self._processors:
@@ -363,7 +363,7 @@ class Pool:
         return None
 
     def _note_failure(self, key: CellKey) -> None:
-        """What was parked ended by itself: the image has no such interpreter, or none that can be parked."""
+        """Count a parked program that ended by itself: the image has no such interpreter or none that can be parked."""
         self._failures[key] = self._failures.get(key, 0) + 1
         if self._failures[key] >= _MOST_FAILURES and key in self._guests:
             del self._failures[key]
@@ -390,7 +390,7 @@ class Pool:
                     # Not wait_for: up to Python 3.11 it may swallow a cancellation.
                     async with asyncio.timeout(self._next_expiry()):
                         await self._wake.wait()
-                    # Whoever took a cell needs the processors now; a new one is made when the program is under way.
+                    # The taker of a cell needs the processors now; a new one is made when the program is under way.
                     await asyncio.sleep(_BREATH_SECONDS)
                 continue
             if (pause_for_work := self._busy_for()) > 0:

@@ -15,7 +15,7 @@ RUNTIMES: Mapping[str, str] = {
     "docker": "tidebox.runtime.docker.runtime:DockerRuntime",
     "gvisor": "tidebox.runtime.gvisor.runtime:GvisorRuntime",
 }
-"""Where the class of a runtime is; loaded when it is first used."""
+"""Import path of the class of each runtime; loaded when it is first used."""
 _BOUNDARIES = {
     "native": "namespaces",
     "docker": "container",
@@ -41,7 +41,7 @@ def load(name: str) -> type[Runtime]:
 
 
 def describe(runtime: Runtime, report: RuntimeReport) -> RuntimeInfo:
-    """What clients are told of a runtime, with what was found when it was probed."""
+    """Describe a runtime to clients, with what was found when it was probed."""
     return RuntimeInfo(
         name=runtime.name,
         available=report.available,
@@ -56,7 +56,7 @@ def describe(runtime: Runtime, report: RuntimeReport) -> RuntimeInfo:
 
 
 def known() -> tuple[RuntimeInfo, ...]:
-    """What clients are told of every runtime before any was probed: of those that there are that they work."""
+    """Describe every runtime to clients before any was probed: those that there are count as available."""
     names = dict.fromkeys((*RUNTIMES, *_BOUNDARIES))
     return tuple(
         RuntimeInfo(

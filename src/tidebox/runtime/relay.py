@@ -91,7 +91,7 @@ class Relay:
         return None
 
     def greeting(self, ids: IdRange) -> bytes:
-        """What a client hears first: its id range and the agent's ready message."""
+        """Return the first message to a client: its id range and the agent's ready message."""
         return _PROLOGUE.pack(ids.start, ids.end) + self._ready_frame
 
     def to_agent(self, client: _Client, frame: Frame) -> None:

@@ -210,7 +210,7 @@ class Runners(Runner):
         return found
 
     def image_of(self, runtime: Runtime, image: str, language: str) -> str:
-        """What an image's name stands for in a runtime, for a command that starts a program in some language."""
+        """Resolve an image's name in a runtime, for a command that starts a program in some language."""
         return image if runtime.shows_host else image_of(image, language, self._images)
 
     def resolve(self, name: str, image: str, language: str) -> ResolvedImage:
@@ -243,7 +243,7 @@ class Runners(Runner):
         return await self.run(replace(order, spec=spec), sink, cancel, files)
 
     async def _prepared(self, prepare: Prepare, sink: Sink, cancel: OneShotFlag | None) -> BoxSpec | None:
-        """What ``prepare`` makes of a box, while ``sink`` hears of it; None where it was cancelled meanwhile."""
+        """Return what ``prepare`` makes of a box, while ``sink`` hears of it; None where it was cancelled meanwhile."""
         messages: asyncio.Queue[Preparing | None] = asyncio.Queue()
         preparing = asyncio.get_running_loop().create_task(prepare(messages.put_nowait))
         preparing.add_done_callback(lambda _: messages.put_nowait(None))
@@ -263,13 +263,13 @@ class Runners(Runner):
                 cancel.forget(give_up)
 
     def let_go(self, name: str) -> None:
-        """Close the box that is kept under a name, on whatever runtime."""
+        """Close the box that is kept under a name, on any runtime."""
         for runner in self:
             runner.driver.let_go(name)
 
     async def close(self) -> None:
         """Close every runner that was made."""
-        # One after the other in this task: whoever is told to stop over it still leaves nothing behind.
+        # One after the other in this task: a close that is cancelled over it still leaves nothing behind.
         async with contextlib.AsyncExitStack() as stack:
             for runner in self:
                 stack.push_async_callback(runner.close)

@@ -1,4 +1,4 @@
-"""What clients are told of every runtime, kept true: each is probed at the start, and those that come and go again.
+"""Survey of the runtimes for clients, kept true: each is probed at the start, and those that come and go again.
 
 One that comes and goes is no reason to wait: until its probe is over it counts as one that works, and a run that asks
 for it learns the rest. Nothing looks at it all the time either: it is probed again when somebody asked for it in vain.
@@ -19,7 +19,7 @@ from tidebox.runtime.runners import Runners
 
 _log = logging.getLogger(__name__)
 
-# Whoever asks first waits this long for what is not known yet.
+# The first caller to ask waits this long for what is not known yet.
 _WAIT_SECONDS = 5.0
 # One that does not work is not asked more often, however many ask for it.
 _PAUSE_SECONDS = 1.0

@@ -6,7 +6,7 @@ House rules:
   link on the way is resolved as it would be inside the box: the root is its root, and ``..`` stops there.
 - What is written belongs to the importing user. Set-id bits, devices, fifos and extended attributes (file capabilities)
   are left out: a box has a /dev of its own, and nothing in it may gain privileges.
-- The owner can always read and remove everything, whatever modes the archive asks for.
+- The owner can always read and remove everything, no matter which modes the archive asks for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidebox.untrusted_files.tarstream import DIRECTORY, HARDLINK, REGULAR, SYML
 MAX_DEPTH = 200
 """Deeper trees exist in attacks only, and every level costs a descriptor while it is walked."""
 MAX_LINKS = 40
-"""What the kernel follows before ELOOP."""
+"""Number of links that the kernel follows before ELOOP."""
 
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"
@@ -43,7 +43,7 @@ Parts = tuple[bytes, ...]
 
 @dataclass(frozen=True, slots=True)
 class UnpackLimits:
-    """How large an image may become; far above what anyone runs untrusted code in, far below a full disk."""
+    """Size limits of an image; far above what anyone runs untrusted code in, far below a full disk."""
 
     max_bytes: int = 16 << 30
     max_entries: int = 1_000_000
@@ -210,7 +210,7 @@ class Unpacker:
         self._count_entry()
         os.mkdir(part, 0o700, dir_fd=parent)
         directory = os.open(part, _DIRECTORY_FLAGS, dir_fd=parent)
-        os.fchmod(directory, 0o755)  # whatever the umask
+        os.fchmod(directory, 0o755)  # regardless of the umask
         return directory
 
 

@@ -1,4 +1,4 @@
-"""Where the agent's interpreter comes from: this machine, or an image where this machine's would not run."""
+"""Collection of the agent's interpreter: from this machine, or from an image where this machine's would not run."""
 
 from __future__ import annotations
 

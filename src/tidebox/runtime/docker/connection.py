@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
         return found
 
     async def exactly(self, count: int) -> AsyncIterator[bytes]:
-        """That many bytes, in pieces."""
+        """Yield exactly ``count`` bytes, in pieces."""
         if count < 0:
             raise Malformed("a length below nothing")
         while count:

@@ -1,4 +1,4 @@
-"""What a container is made of, as data: pure functions from a specification to the body of a request."""
+"""Container configuration as data: pure functions from a specification to the body of an engine's request."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _READ_ONLY = ("/proc/sys",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What of an engine matters to its containers."""
+    """The properties of an engine that matter to its containers."""
 
     id: str
     version: str
@@ -94,7 +94,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """What of an image matters to its containers."""
+    """The properties of an image that matter to its containers."""
 
     name: str
     id: str
@@ -105,7 +105,7 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardening:
-    """What is the same for all containers of a server."""
+    """The hardening that all containers of a server share: seccomp and AppArmor profile, process limit, OCI runtime."""
 
     seccomp: str
     """A profile, as Docker has them, or the file of one where the engine takes it so."""
@@ -116,7 +116,7 @@ class Hardening:
 
 
 def limits_of(limits: Limits, facts: EngineFacts, *, sandbox: bool, starting: bool = False) -> dict[str, Any]:
-    """What a control group keeps, as the engine takes it when a container is made, or later.
+    """Return a container's cgroup limits, as the engine takes them when a container is made, or later.
 
     While it is ``starting`` it holds what starts it, too.
     """

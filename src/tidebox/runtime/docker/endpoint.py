@@ -1,4 +1,4 @@
-"""Where the engine is: a socket of this machine, or another machine over TLS."""
+"""The endpoint of the engine: a socket of this machine, or another machine over TLS."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def find_endpoint(given: str | None, environment: Mapping[str, str]) -> Endpoint
 
 
 def usual_places(environment: Mapping[str, str]) -> list[str]:
-    """Where the sockets of engines are: Docker's, then Podman's."""
+    """Return the paths at which engines usually have their sockets: Docker's, then Podman's."""
     session, home = environment.get("XDG_RUNTIME_DIR"), environment.get("HOME")
     places = ["/var/run/docker.sock"]
     places += [f"{session}/docker.sock"] if session else []

@@ -111,7 +111,7 @@ class Engine:
         return connection.hand_over
 
     async def stat(self, container: str, path: str) -> dict[str, Any] | None:
-        """What is at a path in a container, with its ``linkTarget``; None where there is nothing."""
+        """Return the metadata of a path in a container, with its ``linkTarget``; None where there is nothing."""
         place = f"/containers/{quote(container)}/archive"
         async with self._within(CALL_SECONDS, "HEAD", place), self._slots:
             try:
@@ -166,7 +166,7 @@ class Engine:
 
 
 class _Translated:
-    """Gives what goes wrong on a connection the name that it has for whoever runs programs."""
+    """Translates failures of a connection into the errors that callers who run programs know."""
 
     def __init__(self, endpoint: Endpoint, what: str) -> None:
         self._endpoint = endpoint

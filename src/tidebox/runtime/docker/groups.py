@@ -32,7 +32,7 @@ def needs_socket_limit(facts: EngineFacts) -> bool:
 
 
 def socket_limit(memory: int) -> int:
-    """That of a container which has so much memory."""
+    """Return the limit on socket buffers of a container that has so much ``memory``, in bytes."""
     return max(memory // _SHARE, _LEAST)
 
 
@@ -80,7 +80,7 @@ class Groups:
         self._works = False
 
     async def of(self, container: str) -> Group | None:
-        """That of a container which runs; None where it is out of reach."""
+        """Return the cgroup of a running container; None where it is out of reach."""
         if not self._reachable or not _ID.match(container):
             return None
         if self._places is None:

@@ -45,7 +45,7 @@ Tell = Callable[[Preparing], None]
 
 
 class Images:
-    """What is known of an engine's images."""
+    """The known facts of an engine's images, and the patterns of the names that are allowed."""
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
         """``allowed`` are patterns of names; none allow every image."""
@@ -67,7 +67,7 @@ class Images:
         return name
 
     def resolve(self, name: str) -> ResolvedImage:
-        """What a name stands for, as far as that is known without asking."""
+        """Resolve an image's name, as far as that is known without asking the engine."""
         name = self.canonical(name)
         known = self._known.get(name)
         return ResolvedImage(name, known.digest if known is not None else "")
@@ -79,7 +79,7 @@ class Images:
         return [ResolvedImage(facts.name, facts.digest) for facts in (*first, *rest)]
 
     async def inspect(self, engine: Engine, name: str) -> ImageFacts | None:
-        """What the engine says of an image; None where it has none of that name."""
+        """Ask the engine for an image's facts and remember them; None where it has none of that name."""
         name = self.canonical(name)
         try:
             found = await engine.call("GET", f"/images/{quote(name)}/json")
@@ -96,7 +96,7 @@ class Images:
         return facts
 
     def facts(self, name: str) -> ImageFacts | None:
-        """What was said of it last."""
+        """Return the facts that the engine gave last; None where there are none."""
         return self._known.get(self.canonical(name))
 
     def forget(self, name: str | None = None) -> None:
@@ -194,7 +194,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def image_facts(name: str, found: dict[str, Any]) -> ImageFacts:
-    """What the engine says of an image; raises ``InvalidImage`` for one that no container can be made of."""
+    """Parse the engine's answer about an image; raises ``InvalidImage`` for one that no container can be made of."""
     config = found.get("Config") or {}
     id = str(found["Id"])
     # One that came from a registry has its digest there; another is known by that of its configuration.
@@ -220,7 +220,7 @@ def image_facts(name: str, found: dict[str, Any]) -> ImageFacts:
 
 
 def _place(name: str, path: str) -> str:
-    """Where an engine puts a volume of an image; raises ``InvalidImage`` where that may not be.
+    """Return the path of an image's volume as an engine mounts it; raises ``InvalidImage`` where that may not be.
 
     An engine takes what has another name there for something else, and leaves it a directory of its disk, of no size;
     one that does not begin at the root has no name at all by which that could be told.

@@ -1,4 +1,4 @@
-"""What containers of an engine can be relied on for: asked of the engine, and seen from inside one."""
+"""Probe of the guarantees of an engine's containers: asked of the engine, and seen from inside one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def facts_of(info: dict[str, Any], version: dict[str, Any]) -> EngineFacts:
-    """What the engine says of itself."""
+    """Parse the facts of an engine from its answers about itself."""
     options = [str(option) for option in info.get("SecurityOptions") or ()]
     cgroup = str(info.get("CgroupVersion") or "1")
     machine = str(info.get("Architecture") or version.get("Arch") or "")
@@ -77,7 +77,7 @@ def judge(
     settings: DockerSettings,
     watched: frozenset[str] = frozenset(),
 ) -> RuntimeReport:
-    """What was seen from inside, against what was asked for."""
+    """Report each guarantee: compare what was seen from inside with what was asked for."""
     limits = limits_of(spec.limits, facts, sandbox=False)
     kept = seen["limits"]
     findings = (
@@ -124,7 +124,7 @@ def judge(
 
 
 def _kernel_memory(watched: frozenset[str]) -> str:
-    """What a container can take of the kernel's memory that nothing charges to it."""
+    """Describe the kernel memory that a container can take and that nothing charges to it."""
     problems = [f"not bounded: {name}" for name in ("file locks", "unaccepted connections") if name not in watched]
     return "; ".join(problems) or "counted; file locks and unaccepted connections end a box that piles them up"
 

@@ -46,7 +46,7 @@ class Removal:
 
     @property
     def owed(self) -> int:
-        """How many containers could not be removed yet."""
+        """Number of containers that could not be removed yet."""
         return len(self._owed)
 
     async def remove(self, name: str) -> None:

@@ -128,7 +128,7 @@ class DockerRuntime(Runtime):
         try:
             return self._images.facts(image) is not None
         except UnknownImage:
-            return False  # which whoever asks for it is told then
+            return False  # the caller that asks for it is told so then
 
     # The engine
 
@@ -193,7 +193,7 @@ class DockerRuntime(Runtime):
         return report
 
     async def _reported(self, connected: _Connected) -> RuntimeReport:
-        """What holds in containers of this engine, looked at once for as long as it does not go away."""
+        """Return the probe's report on containers of this engine, made once for as long as it does not go away."""
         if connected.report is None:
             connected.report = await self._once("probe", lambda: self._try_out(connected))
         return connected.report

@@ -39,7 +39,7 @@ def profile(machine: str, *, executable: bool) -> str:
 
 
 def _conditions(name: str) -> list[dict[str, Any]]:
-    """What of a rule's arguments the format can tell; any one of them allows the call."""
+    """Return the conditions on a rule's arguments that the format can tell; any one of them allows the call."""
     if name == "clone":
         return [_masked(0, seccomp.REFUSED_CLONES, 0)]
     if name in ("socket", "socketpair"):

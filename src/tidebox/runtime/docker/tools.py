@@ -1,4 +1,4 @@
-"""What every container has at ``/.tidebox``, read-only: the agent with an interpreter of its own, and launchers.
+"""The tools that every container has at ``/.tidebox``, read-only: the agent with its own interpreter, and launchers.
 
 It is a volume named after what is in it, made once for an engine and shared by all containers there. Images need no
 interpreter for it, and nothing of this machine is mounted.

@@ -51,7 +51,7 @@ class GvisorBox(AgentBox):
         self._exhausted = True
 
     def begin_counting(self) -> None:
-        """What was used until now was used to make the box."""
+        """Start to count usage: what was used until now was used to make the box."""
         self._started = time.monotonic()
         if self.group is not None:
             self.group.meter.reset()

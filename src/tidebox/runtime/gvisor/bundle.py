@@ -1,4 +1,4 @@
-"""What a sandbox is made of, as data: pure functions from a specification to an OCI configuration."""
+"""Sandbox configuration as data: pure functions from a specification to an OCI configuration."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tidebox.runtime.shared.tools import ENVIRONMENT
 SHM_BYTES = 64 * MIB
 HOSTNAME = "tidebox"
 AGENT_UID, USER_UID = 0, 1000
-# What the sentry, its gofer and whoever waits for them take, and the agent in it, beside the program: measured, with
-# room for what the sentry keeps for each process and file.
+# Memory that the sentry, its gofer and the processes that wait for them take, and the agent in it, beside the program:
+# measured, with room for what the sentry keeps for each process and file.
 OWN_BYTES = 96 * MIB
 # Threads of these, and the processes by which the sentry runs each of the guest's.
 _OWN_PROCESSES, _PROCESSES_EACH = 256, 3
@@ -41,7 +41,7 @@ class Root:
 
 
 def group_limits(limits: Limits, *, sandbox: bool) -> dict[str, int]:
-    """What the control group around sentry, gofer and program keeps.
+    """Return the cgroup limits around sentry, gofer and program.
 
     Processes are counted by the sandbox's own kernel: here only what they come to on the machine is bounded.
     """

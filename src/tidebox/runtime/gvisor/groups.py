@@ -1,7 +1,7 @@
 """The control group of each sandbox, around sentry, gofer and what waits for them.
 
-They are made as those of the native runtime's boxes are, below a directory that this process owns: whoever finds one
-whose owner is dead removes it with all that is in it.
+They are made as those of the native runtime's boxes are, below a directory that this process owns: a server that finds
+one whose owner is dead removes it with all that is in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAUSE_SECONDS = 0.005
 
 
 class Group:
-    """That of one sandbox."""
+    """The cgroup of one sandbox."""
 
     def __init__(self, leaf: cgroups.Leaf) -> None:
         self._leaf = leaf

@@ -1,4 +1,4 @@
-"""Where the runtime has its files, below the data directory, and what becomes of those that a dead server left.
+"""Paths of the runtime's files, below the data directory, and the sweep of those that a dead server left.
 
     tools-<digest>/          the agent with its interpreter, shared by all sandboxes (``runtime.shared.tools``)
     owners/<name>            locked by the server of that name for as long as it lives
@@ -54,7 +54,7 @@ class Places:
         self._host: Root | None = None
 
     def box_name(self, number: int) -> str:
-        """What no other sandbox of this machine is called."""
+        """Return a name that no other sandbox of this machine has."""
         return f"tidebox-{self.owner.name}-{number}"
 
     def write_bundle(self, box: str, configuration: dict[str, Any]) -> Path:
@@ -126,7 +126,7 @@ class Places:
         return swept
 
     def close(self, *, nothing_left: bool) -> None:
-        """Live no longer as an owner; what is left of sandboxes stays for whoever comes next."""
+        """Live no longer as an owner; what is left of sandboxes stays for the next server to sweep."""
         if nothing_left:
             shutil.rmtree(self._own, ignore_errors=True)
         self.owner.close(nothing_left=nothing_left)
@@ -161,7 +161,7 @@ def _unpack(archive: bytes, target: Path) -> None:
             path = target / member.name
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             path.write_bytes(content.read())
-            # Without root whoever opens it for the sandbox is the same user.
+            # Without root, the process that opens it for the sandbox has the same user.
             path.chmod(member.mode)
 
 

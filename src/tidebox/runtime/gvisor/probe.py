@@ -1,4 +1,4 @@
-"""What sandboxes can enforce on this machine: what is seen from inside one, against what was asked for."""
+"""Probe of the guarantees of sandboxes on this machine: what is seen from inside one, against what was asked for."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def examine(box: Box, facts: Mapping[str, str], groups_problem: str | None
 
 
 def judge(seen: dict[str, Any], facts: Mapping[str, str], groups_problem: str | None) -> RuntimeReport:
-    """What was seen from inside; ``groups_problem`` is why there are no control groups around it."""
+    """Report each guarantee by what was seen from inside; ``groups_problem`` is why there are no cgroups around it."""
     findings = (
         _user(seen),
         _file_system(seen),

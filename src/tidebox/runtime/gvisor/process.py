@@ -72,7 +72,7 @@ class SandboxProcess:
 
     @property
     def last_words(self) -> str:
-        """What it said last, if anything."""
+        """The last line that it wrote to stderr, if any."""
         lines = self._words.decode("utf-8", "replace").strip().splitlines()
         return lines[-1][:500] if lines else ""
 
@@ -105,7 +105,7 @@ class SandboxProcess:
 
     @property
     def code(self) -> int | None:
-        """How it ended."""
+        """Exit status of the process, as it was last polled; None while it runs."""
         return self._process.returncode
 
     def kill(self) -> None:

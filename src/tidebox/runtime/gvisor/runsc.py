@@ -52,7 +52,7 @@ class Runsc:
     flags: frozenset[str]
 
     def command(self, state: Path, platform: str, rootless: bool) -> list[str]:
-        """What every call of it begins with."""
+        """Return the program and options that every call of it begins with."""
         options = {**_WANTED, "root": str(state), "platform": platform, "rootless": "true" if rootless else "false"}
         return [self.path, *(f"--{name}={value}" for name, value in options.items() if name in self.flags)]
 

@@ -67,7 +67,7 @@ class _Usable:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What a sandbox is started from."""
+    """The parts that a sandbox is started from: its bundle, cgroup and image."""
 
     name: str
     bundle: Path
@@ -149,7 +149,7 @@ class GvisorRuntime(Runtime):
             found: Result = await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled() and self._closed and not _is_cancelled():
-                # Not whoever waits for it was told to stop, but the work.
+                # The work was told to stop, not the task that waits for it.
                 raise RuntimeUnavailable("the runtime is closed") from None
             raise
         return found
@@ -157,7 +157,7 @@ class GvisorRuntime(Runtime):
     def _worked(self, what: str, task: asyncio.Task[Any]) -> None:
         self._work.pop(what, None)
         if not task.cancelled():
-            task.exception()  # whoever waited has it; nobody may have
+            task.exception()  # a task that waited has it; there may be none
 
     async def _open_places(self) -> Places:
         if self._places is None:
@@ -309,7 +309,7 @@ class GvisorRuntime(Runtime):
         return box
 
     def _prepare(self, places: Places, spec: BoxSpec, image: Image) -> _Prepared:
-        """What a sandbox needs of this machine before it is started."""
+        """Prepare the start of a sandbox on this machine: hold its image, make its cgroup, write its bundle."""
         root = places.host(self._host) if image.rootfs is None else Root(image.rootfs)
         nested = self._settings.allow_nested_filters
         command = agent_command(filter_path(nested, spec.executable, guest=True))

@@ -1,4 +1,8 @@
-"""The asyncio skin of the agent protocol: programs, files and connections of one box, over one socket."""
+"""The asyncio skin of the agent protocol: programs, files and connections of one box, over one socket.
+
+Runtimes open a link to the agent of each box that has one. Modules here may import the same as all of ``runtime``: of
+the protocol itself only ``wire``, and nothing of ``agent``.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class LinkFiles(Files):
             await self._close(handle)
 
     async def stat(self, path: str, follow: bool = False) -> FileInfo:
-        """What is at a path: a symbolic link itself, or with ``follow`` its target."""
+        """Return the metadata of a path: of a symbolic link itself, or with ``follow`` of its target."""
         answer = await self.call(wire.Stat(path=path, follow_symlink=follow))
         if not isinstance(answer, wire.StatData):
             raise _wrong_answer()

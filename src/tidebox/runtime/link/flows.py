@@ -30,7 +30,7 @@ class BulkSession(Session):
         self._send_limit = 0
 
     def offer(self, window: int, record_size: int) -> BulkOffer:
-        """What the request carries."""
+        """Return the offer that the request carries: record format, record size and first credit."""
         self._window = self._receive_limit = window
         return BulkOffer(format=bulk.FORMAT_RAW_V1, max_record_payload=record_size, guest_to_host_credit_limit=window)
 

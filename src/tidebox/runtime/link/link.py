@@ -115,7 +115,7 @@ class Link:
 
     @property
     def ready(self) -> Ready:
-        """What the agent said of itself."""
+        """The ready message by which the agent described itself."""
         assert self._connection.ready is not None
         return self._connection.ready
 
@@ -161,7 +161,7 @@ class Link:
         self.send(Shutdown(), 0)
 
     async def wait_closed(self) -> None:
-        """Wait until the connection has ended, for whatever reason."""
+        """Wait until the connection has ended, for any reason."""
         await asyncio.shield(self._closed)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What belongs to one correlation id: messages wait here until their consumer takes them."""
+"""The session of one correlation id: messages wait here until their consumer takes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ITEM_OVERHEAD = 256
 
 
 class Port(Protocol):
-    """What a session needs of its link."""
+    """The part of a link that a session needs."""
 
     def send(self, message: Message, id: int) -> None:
         """Send a message; UnsupportedOperation when the peer is too old for it."""

@@ -17,13 +17,13 @@ LOW_WATER = HIGH_WATER // 4
 
 
 class Owner(Protocol):
-    """What is told of the stream's life."""
+    """Receiver of a stream's data and of the events in its life."""
 
     def get_buffer(self) -> memoryview:
-        """Where to put what is received next."""
+        """Return the buffer to receive into next."""
 
     def received(self, count: int) -> None:
-        """That many bytes are in the buffer."""
+        """Take ``count`` bytes that were received into the buffer."""
 
     def disconnected(self) -> None:
         """The peer is gone, or ``abort`` was called; nothing follows."""

@@ -48,7 +48,7 @@ class NativeBox(Box):
     """One box of the native runtime."""
 
     environment: Mapping[str, str] = MappingProxyType({})
-    """What every program of a ``sandbox`` finds in its environment, unless it is given another value."""
+    """Environment variables that every program of a ``sandbox`` has, unless it is given another value."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class NativeBox(Box):
                     await self.thaw()
                 await self._dead.wait()
         except TimeoutError:
-            # Whoever waits for its program would wait as long as the kernel does.
+            # The caller that waits for its program would wait as long as the kernel does.
             if self._single is not None:
                 self._single.close()
             if self._link is not None:

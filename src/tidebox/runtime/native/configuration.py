@@ -20,7 +20,7 @@ MOST_FILES = 1000
 MOST_NAMES = 48 * 1024
 """Bytes of their names together: all go into one message."""
 LARGEST = 256 * 1024
-# About who may do what on the machine, and what it does by itself: of no use in a box, whatever is in there.
+# About who may do what on the machine, and what it does by itself: of no use in a box, no matter what is in there.
 _PRIVATE = re.compile(
     r"/etc/(apparmor|apt|audit|cron|default/|dbus-1/|gnupg|grub|gss|init|kernel|krb5|ldap|logrotate|login|"
     r"modprobe|modules|netconfig|network|NetworkManager|pam|PackageKit|polkit|postgresql|ppp|profile|qemu|rc|securetty|"

@@ -14,7 +14,7 @@ _MOST_AT_ONCE = 64
 
 
 class Descriptors:
-    """Calls whoever watches a descriptor while there is something to read from it."""
+    """Calls the watcher of a descriptor while there is something to read from it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -46,7 +46,7 @@ class Descriptors:
                 callback()
 
     def close(self) -> None:
-        """Watch nothing any more; whoever lets go of a descriptor later may."""
+        """Stop watching all descriptors; ``forget`` may still be called for them."""
         self._callbacks.clear()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()

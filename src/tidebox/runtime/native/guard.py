@@ -58,10 +58,10 @@ class Kind:
     """By how much the total may grow before boxes are looked at."""
     count: Callable[[Guarded], int]
     most: int
-    """How many a box may have then."""
+    """Number of these that a box may have then."""
     hidden: Callable[[dict[Guarded, float], float], list[Guarded] | None] | None
-    """Where a box can hide what it has: which have too many, of all with the time that the kernel has spent for them,
-    the busiest first; None where so many seconds were not enough to tell."""
+    """Search for what a box can hide: returns the boxes that have too many, of all with the time that the kernel has
+    spent for them, the busiest first; None where so many seconds were not enough to tell."""
 
 
 class Total:
@@ -75,7 +75,7 @@ class Total:
             self._fd = -1
 
     def __call__(self) -> int | None:
-        """What it is now; None where it is not told."""
+        """Read the number; None where it is not told."""
         if self._fd < 0:
             return None
         try:
@@ -95,7 +95,7 @@ def _first_number(text: bytes) -> int:
 
 
 def _tcp_bytes(text: bytes) -> int:
-    """What is in buffers of TCP, and the sockets themselves."""
+    """Parse the bytes in TCP's buffers and in the sockets themselves."""
     for line in text.splitlines():
         words = line.split()
         if words[0] == b"TCP:":
@@ -129,7 +129,7 @@ def _count_locks(box: Guarded) -> int:
 
 
 def _descriptor_files(box: Guarded) -> Iterator[str]:
-    """What the kernel tells of each descriptor, some of which may not be there.
+    """Yield the file in which the kernel describes each descriptor; some of these may not be there.
 
     By number: to list the directory makes the kernel keep an entry for each of them, and takes as long as a program has
     opened files for.
@@ -140,7 +140,7 @@ def _descriptor_files(box: Guarded) -> Iterator[str]:
 
 
 def _table_size(pid: int) -> int:
-    """How many descriptors a process has room for; 0 when it is dead."""
+    """Return the number of descriptors that a process has room for; 0 when it is dead."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status", "rb") as file:
         return int(file.read().partition(b"\nFDSize:")[2].split(maxsplit=1)[0])
     return 0
@@ -196,7 +196,7 @@ class Guard:
 
     @property
     def bounded(self) -> frozenset[str]:
-        """What is bounded on this machine."""
+        """Names of the kinds of kernel objects that are bounded on this machine."""
         return frozenset(kind.name for kind in self._kinds)
 
     def watch(self, box: Guarded) -> None:

@@ -1,4 +1,4 @@
-"""What this machine offers to boxes: its system directories and the interpreters found on it."""
+"""The image ``host``: what this machine offers to boxes, its system directories and the interpreters found on it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Interpreters:
-    """Where the host image's interpreters are, None where there is none."""
+    """Paths of the host image's interpreters, None where there is none."""
 
     python: str
     node: str | None
@@ -120,7 +120,7 @@ def _existing(paths: tuple[str, ...]) -> tuple[tuple[str, str | None], ...]:
 
 
 def _mounted_below(directories: tuple[str, ...]) -> list[str]:
-    """What is mounted below these, on directories and on files."""
+    """Return the mount points below these directories, which are directories and files."""
     with open("/proc/self/mountinfo", "rb") as file:
         points = [os.fsdecode(_unescape(line.split()[4])) for line in file]
     return [point for point in points if contains(directories, point)]
@@ -154,7 +154,7 @@ def _readable_by_all(path: str) -> bool:
 
 
 def default_environment() -> dict[str, str]:
-    """What every program in a box starts with."""
+    """Return the environment that every program in a box starts with."""
     return {
         "PATH": f"{LINK_DIRECTORY}:{SYSTEM_PATH}",
         "HOME": "/workspace",

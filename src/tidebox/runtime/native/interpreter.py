@@ -1,6 +1,6 @@
 """A copy of the interpreter that warm programs are forked from, on a file system that nothing else sees.
 
-A program can open the file that it was started from by ``/proc/self/exe``, whatever its root is, and lock or watch it.
+A program can open the file that it was started from by ``/proc/self/exe``, under any root, and lock or watch it.
 For one that was forked that is the spawner's, which would be the machine's own and that of every box. Nobody but root
 can read this copy, so no program can open it; what the link says, and that it can be executed, stays.
 """

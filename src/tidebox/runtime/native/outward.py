@@ -63,7 +63,7 @@ class WaysOut:
 
 
 class Outward:
-    """That of one box."""
+    """The way out of one box, at the egress process."""
 
     def __init__(self, ways_out: WaysOut, ends: list[int], authority: KeyPair | None) -> None:
         """``ends`` are what its network leads to; ``authority`` is what its programs trust besides."""
@@ -91,7 +91,7 @@ class Outward:
             callback(self._kept.popleft())
 
     async def usage(self, *, close: bool = False) -> EgressUsage:
-        """What went by so far; with ``close``, every connection is closed first."""
+        """Return the traffic so far; with ``close``, every connection is closed first."""
         return EgressUsage() if self._attachment is None else await self._attachment.usage(close=close)
 
     def close(self) -> None:

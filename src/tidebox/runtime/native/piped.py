@@ -61,7 +61,7 @@ class _Stream:
 
 
 class Report(NamedTuple):
-    """How the program ended: its wait status, or at which step and with which errno it did not begin."""
+    """The end of a program: its wait status, or at which step and with which errno it did not begin."""
 
     step: str
     number: int
@@ -81,7 +81,7 @@ class Report(NamedTuple):
 
 
 class Ends:
-    """What connects this process with a box: our ends, and ``theirs`` as the box takes them.
+    """The descriptors that connect this process with a box: our ends, and ``theirs`` as the box takes them.
 
     That is a socket to the agent; for a ``single`` program one to its template, and the program's standard streams. All
     or none: a process without a free descriptor opens no box and loses nothing.
@@ -117,7 +117,7 @@ class Ends:
 
 
 def builtin_of(command: Command | None) -> list[str] | None:
-    """What our own software in a box is to do, where that is all the command says: it can be ordered with the box."""
+    """Return the order to our own software in a box, where that is all the command says: it can come with the box."""
     if command is None or not command.argv[0].startswith(_BUILTIN_PREFIX) or command != Command(argv=command.argv):
         return None
     return [command.argv[0].removeprefix(_BUILTIN_PREFIX), *command.argv[1:]]
@@ -291,7 +291,7 @@ class PipedExec(Exec):
             self._wake()
 
     def _read(self, stream: _Stream) -> None:
-        """What is there, as long as whoever reads the events keeps up."""
+        """Read what is there, as long as the reader of the events keeps up."""
         while stream.fd >= 0:
             if self._size > HIGH_WATER:
                 self._pause()
@@ -332,7 +332,7 @@ class PipedExec(Exec):
         stream.fd = -1
 
     def _grace_over(self) -> None:
-        """Whoever holds the output now is a background process; what the program wrote is in the pipe or was read."""
+        """End the grace: a background process has the output now; what the program wrote is in the pipe or was read."""
         for stream in self._open_streams():
             stream.owed = _INT.unpack(fcntl.ioctl(stream.fd, termios.FIONREAD, bytes(_INT.size)))[0]
             if not stream.owed:
@@ -396,7 +396,7 @@ class PipedExec(Exec):
         """It has no terminal."""
 
     def close(self) -> None:
-        """Let go of the pipes; whoever still waits for an event is told that there will be none."""
+        """Let go of the pipes; a caller that still waits for an event is told that there will be none."""
         self.ended = True
         self.lost = self.lost or self._report is None
         if self._grace is not None:

@@ -1,4 +1,4 @@
-"""What a native box is made of, as data: pure functions from a specification to an ordered list of set-up steps.
+"""Native box set-up as data: pure functions from a specification to an ordered list of set-up steps.
 
 A template plan lays an image out once; a box plan puts the root of a box together from that, and adds what is its own.
 The spawner executes both and fails closed, naming the step.
@@ -92,24 +92,24 @@ MASKED_DIRECTORIES = ("acpi", "asound", "bus", "driver", "fs", "irq", "scsi")
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What of the machine matters to a plan."""
+    """The properties of the machine that matter to a plan."""
 
     directories: tuple[str, ...]
-    """What boxes see of it: system directories, what is mounted in those, and interpreters that live elsewhere; what
-    contains others comes before them."""
+    """Directories that boxes see of it: system directories, what is mounted in those, and interpreters that live
+    elsewhere; those that contain others come before them."""
     files: tuple[str, ...]
-    """What they see of it besides: interpreters that are a single file, and files that something is mounted on."""
+    """Files that they see of it besides: interpreters that are one file, and files that something is mounted on."""
     system_links: tuple[tuple[str, str], ...]
     """System directories that are links, with their targets."""
     etc: tuple[tuple[str, str | None], ...]
-    """What of /etc boxes have a copy of; with the target where it is a link."""
+    """Paths in /etc that boxes have a copy of; with the target where it is a link."""
     masked_files: tuple[str, ...]
     masked_directories: tuple[str, ...]
     memfd_noexec: bool
     links: tuple[tuple[str, str], ...] = ()
     """Names to put on the box's PATH, each with the path of the real program."""
     packaged: tuple[tuple[str, str], ...] = ()
-    """What of /etc boxes have a copy of as long as it is as its package brought it: path and MD5."""
+    """Paths in /etc that boxes have a copy of as long as the file is as its package brought it, each with its MD5."""
     launchers: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
 
 
@@ -118,7 +118,7 @@ class LayerFacts:
     """Packages on top of an image."""
 
     path: str
-    """Where their files are on this machine."""
+    """Path of their files on this machine."""
     directories: frozenset[str]
     """In which directories of the machine that boxes see they have files."""
 
@@ -216,7 +216,7 @@ def host_root_plan(facts: HostFacts, target: str) -> Plan:
 
 
 def _shared(facts: HostFacts) -> list[tuple[str, str]]:
-    """Where in a template each directory and file of the machine is that boxes see."""
+    """Pair the place in a template with each directory and file of the machine that boxes see."""
     return [(f"{_SHARED}/{number}", path) for number, path in enumerate((*facts.directories, *facts.files))]
 
 

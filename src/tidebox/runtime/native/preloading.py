@@ -17,7 +17,7 @@ Discard = Callable[[], Awaitable[None]]
 
 
 class Preloading:
-    """What is known of sets and modules on this machine, and what is under way."""
+    """The state of preloads on this machine: sets that are absent, modules that were refused, and loads under way."""
 
     def __init__(self) -> None:
         self._absent: set[str] = set()

@@ -1,4 +1,4 @@
-"""What the native runtime can enforce on this machine, in words an operator can act on."""
+"""Probe of the guarantees that the native runtime can enforce on this machine, in words an operator can act on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CGROUP_REMEDY_USER = (
 
 
 def explain(error: ProvisionFailed) -> RuntimeUnavailable:
-    """Why the first template could not be made, and what helps."""
+    """Explain why the first template could not be made, and what helps."""
     step = str(error.details.get("step", ""))
     number = int(error.details.get("errno") or 0)
     remedy = _remedy(step, number)
@@ -55,7 +55,7 @@ def _remedy(step: str, number: int) -> str | None:
 
 
 def explain_egress(error: ProvisionFailed) -> str:
-    """Why networks cannot lead out, and what helps."""
+    """Explain why networks cannot lead out, and what helps."""
     step, number = str(error.details.get("step", "")), int(error.details.get("errno") or 0)
     text = f"{step}: {os.strerror(number) if number else error.message}"
     if step in ("egress rules", "egress connection"):
@@ -134,7 +134,7 @@ def _process_rlimit(two_ids: bool) -> str:
 
 
 def _kernel_memory(cgroup: int, guarded: frozenset[str]) -> str:
-    """What a box can take of the kernel's memory that its control group does not count."""
+    """Describe the kernel memory that a box can take and that its cgroup does not count."""
     options = _read("/proc/cmdline").split()
     problems = [f"booted with {option}" for option in options if option.startswith("cgroup.memory=")]
     if cgroup == 1 and not os.path.exists("/sys/fs/cgroup/memory/memory.kmem.tcp.limit_in_bytes"):

@@ -119,7 +119,7 @@ class NativeRuntime(Runtime):
 
     def parking(self, kind: CellKind, image: str, at_once: bool = False, preload: str = "") -> Command | None:
         if kind == "python" and not _is_bare_host(found := self._images.resolve(image)):
-            # Whoever forks a process into a box has power over boxes, so nothing of an image runs there: its Python is
+            # A process that forks into boxes has power over boxes, so nothing of an image runs there: its Python is
             # started in the box. That takes longer than to start the program itself, where that waits already.
             ahead = (",".join([*found.preload, *preloads.modules_of("")]),) if preload else ()
             return None if at_once else Command(argv=(*launchers.COMMANDS[kind], *ahead))
@@ -427,7 +427,7 @@ class NativeRuntime(Runtime):
         self._shapes.clear()
 
     async def close(self) -> None:
-        # Whoever waits for a box meanwhile must not start everything anew.
+        # Callers that wait for a box meanwhile must not start everything anew.
         self._closed = True
         self._guard.close()
         await self._preloading.close()
@@ -437,7 +437,7 @@ class NativeRuntime(Runtime):
             if self._spawner is not None:
                 await self._spawner.close()
         finally:
-            # Whoever is told to stop over this leaves nothing behind either.
+            # A close that is cancelled over this leaves nothing behind either.
             if self._spawner is not None:
                 self._spawner.kill()
                 self._spawner = None

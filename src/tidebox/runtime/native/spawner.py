@@ -61,7 +61,7 @@ class Spawner:
         self.gone = asyncio.Event()
         # The kernel frees the filter of each box that ends, and some hang when thousands are freed at once.
         self.closing = asyncio.Semaphore(MOST_CLOSING)
-        # Among those of its boxes, and before them: the loop could find these dead first, whatever the order in which
+        # Among those of its boxes, and before them: the loop could find these dead first, no matter in which order
         # they died, and then a parked cell that dies with its spawner would be handed out.
         descriptors.watch(sock.fileno(), self._on_readable, first=True)
 
@@ -151,7 +151,7 @@ class Spawner:
             return False
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:
-                # Without root programs share their user with us, and so what he may have on the way at one time: for
+                # Without root programs share their user with us, and so what it may have on the way at one time: for
                 # each sender as many as it may have open. Where that is no more than programs may, one that uses all
                 # of it must not cost the others their boxes: this request alone is refused, over there.
                 return self._try_send(data, descriptors if allow_all_descriptors() else ())
@@ -191,7 +191,7 @@ class Spawner:
         return True
 
     def take_answer(self, data: bytes, descriptors: list[int]) -> None:
-        """What came from the spawner, or on its behalf from a box."""
+        """Take an answer that came from the spawner, or on its behalf from a box."""
         message = cbor.decode(data)
         future = self._pending.pop(message["re"], None)
         if future is None or future.done():
@@ -217,11 +217,11 @@ class Spawner:
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(ProvisionFailed("the spawner died", step="spawner"))
-                future.exception()  # whoever asked may be gone too
+                future.exception()  # the task that asked may be gone too
         self._pending.clear()
 
     def meter(self, opened: Mapping[str, Any], own_processes: int) -> Meter:
-        """What counts the usage of a box that was opened, in whose cgroup so many processes are ours."""
+        """Return the usage meter of a box that was opened, in whose cgroup ``own_processes`` processes are ours."""
         return Meter(self._leaves.open(opened), own_processes)
 
     def close_box(self, box: str, meter: Meter, *, dead: bool) -> None:
@@ -244,7 +244,7 @@ class Spawner:
             self._post({"op": "continue", "id": next(self._ids)})
 
     def note_files(self, files: Mapping[str, str]) -> None:
-        """Where what boxes use is counted."""
+        """Note the cgroup files in which the usage of boxes is counted."""
         self._leaves.files = files
 
     def fail(self, opening: asyncio.Future[tuple[dict[str, Any], list[int]]], step: str) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 MOST_TEMPLATES = 16
-"""How many stand at once, beside those that boxes have: each is a few processes, some megabytes, and holds its image's
-files."""
+"""Number of templates that stand at once, beside those that boxes have: each is a few processes, some megabytes, and
+holds its image's files."""
 
 
 class Templates:

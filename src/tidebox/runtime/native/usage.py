@@ -1,4 +1,4 @@
-"""What a box has used, read from its cgroup."""
+"""Resource usage of a box, read from its cgroup."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Counters:
         """What earlier boxes in this leaf made the kernel spend."""
 
     def read(self, name: str) -> bytes | None:
-        """What it says; None where there is no such counter."""
+        """Read the counter of that name; None where there is none."""
         descriptor = self._descriptors.get(name)
         if descriptor is None:
             return None
@@ -38,7 +38,7 @@ class Counters:
             return None  # the cgroup went with a spawner that died
 
     def directory(self, name: str) -> str | None:
-        """Where that counter is; None where there is none."""
+        """Return the cgroup directory of that counter; None where there is none."""
         return os.path.dirname(self._paths[name]) if name in self._paths else None
 
     def system_seconds(self) -> float:
@@ -104,7 +104,7 @@ class Leaves:
 
 
 class Meter:
-    """What one box uses; ``reset`` starts a new count of cpu and memory."""
+    """Meter of one box's usage; ``reset`` starts a new count of cpu and memory."""
 
     def __init__(self, counters: Counters, own_processes: int) -> None:
         """An agent is in the cgroup of its box too: that many of the processes there are not the user's."""
@@ -130,7 +130,7 @@ class Meter:
         return total - self._cpu_base
 
     def system_seconds(self) -> float:
-        """What the kernel has spent for the processes of the box."""
+        """Return the seconds that the kernel has spent for the processes of the box."""
         return max(self.counters.system_seconds() - self.counters.system_base, 0.0)
 
     def pids(self) -> list[int]:
@@ -161,7 +161,7 @@ class Meter:
         return now is not None and now <= self._own_processes
 
     def oom_kills(self) -> int:
-        """How many of its processes the kernel killed for memory."""
+        """Return the number of its processes that the OOM killer has killed."""
         text = self.counters.read("oom")
         return 0 if text is None else _value(text, b"oom_kill") - self._oom_base
 

@@ -19,7 +19,7 @@ from tidebox.untrusted_files.tree_watch import TreeChange, TreeWatch
 
 MAX_WATCHES = 16
 """Of one box; each is one of the machine's ``fs.inotify.max_user_instances``."""
-# After so many changes at once whoever watches takes a breath, the longer the more watch the same box: a program can
+# After so many changes at once a watch takes a breath, the longer the more watch the same box: a program can
 # make changes faster than the server can tell of them, and is to cost it so much and no more.
 MANY_CHANGES = 256
 BREATH_SECONDS = 0.02
@@ -112,7 +112,7 @@ class NativeWatch(Watch):
         working = self._loop.run_in_executor(_threads, work)
         self._working = working
         with _told_as_ours():
-            # Whoever does not wait for it any more closes the watch, which waits for it.
+            # A caller that does not wait for it any more closes the watch, which waits for it.
             return await asyncio.shield(working)
 
     def lose(self) -> None:

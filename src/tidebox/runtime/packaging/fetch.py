@@ -30,7 +30,7 @@ _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_IN
 
 
 class Budget:
-    """How many bytes may still come, for all archives together; counted by several threads."""
+    """The number of bytes that may still come, for all archives together; counted by several threads."""
 
     def __init__(self, most: int) -> None:
         self._most = most

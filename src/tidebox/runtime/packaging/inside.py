@@ -1,4 +1,4 @@
-"""What is done for packages in boxes: asking the interpreters of an image, and compiling what was unpacked."""
+"""Work for packages that is done in boxes: asking the interpreters of an image, and compiling what was unpacked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COMPILED = re.compile(r"[^/\0]+\.cpython-3\d{1,2}(?:\.opt-[12])?\.pyc\Z")
 
 
 async def ask(run: Run, image: Image, command: Sequence[str]) -> bytes:
-    """What a program of an image prints, without its layers: these may bring a command of that name.
+    """Return what a program of an image prints, without its layers: these may bring a command of that name.
 
     Raises ``PackageUnresolvable`` where there is no such program.
     """

@@ -1,7 +1,7 @@
 """From packages that were asked for to an image that has them: each layer is made once, however many ask.
 
 A request is resolved to a lock, which is kept for a day; a lock names a layer, which is kept until the room for layers
-is needed by others. Whoever waits for a layer may give up: it may be made all the same (``making``). A layer that is
+is needed by others. A caller may stop waiting for a layer: it may be made all the same (``making``). A layer that is
 there is found without a turn, however many are being made.
 """
 
@@ -33,7 +33,7 @@ from tidebox.runtime.packaging.tools import Stop, ToolLimits, Tools
 from tidebox.runtime.packaging.tree import Tree
 
 LOCK_SECONDS = 24 * 3600.0
-"""How long a request that was resolved is not resolved again."""
+"""Seconds for which a request that was resolved is not resolved again."""
 MAX_LOCKED = 512
 """Packages of one layer, with all that they need."""
 # For looking up what is there, besides those that make layers.
@@ -54,7 +54,7 @@ _QUESTIONS: Mapping[Language, tuple[Sequence[str], Callable[[bytes], PythonTarge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageLimits:
-    """How much packages may take."""
+    """Limits on packages: the size of layers and of their cache, and what the resolvers may take."""
 
     layer_bytes: int = 4 * GIB
     """Of one layer, unpacked; and to fetch."""
@@ -123,7 +123,7 @@ class Packager:
     def _over(self, key: str, task: asyncio.Task[Layer]) -> None:
         del self._making[key]
         if not task.cancelled():
-            # Whoever asked may be gone.
+            # The caller that asked may be gone.
             task.exception()
 
     async def _made(self, image: Image, language: Language, asked: Sequence[str], making: Making) -> Layer:
@@ -150,7 +150,7 @@ class Packager:
             ) from error
 
     async def _noted(self, request: str) -> Lock | None:
-        """What a request was resolved to before."""
+        """Return the lock that a request was resolved to before; None where none is noted."""
         kept = await self._in_thread(self._images.layers.note, request, LOCK_SECONDS)
         if kept is not None:
             with contextlib.suppress(ValueError, TypeError, KeyError):

@@ -115,7 +115,7 @@ def _file_name(wheel: dict[str, Any]) -> str:
 
 
 def _rank(name: str, target: PythonTarget) -> tuple[int, int, str]:
-    """How closely a wheel fits: uv lists only those that do."""
+    """Rank how closely a wheel fits: uv lists only those that do."""
     python, abi, platform = name.removesuffix(".whl").split("-")[-3:]
     exact = "cp" + target.version.replace(".", "")
     return (2 * (platform != "any") + (abi != "none"), exact in python.split("."), name)

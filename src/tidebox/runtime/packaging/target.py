@@ -1,4 +1,4 @@
-"""What of an image decides which packages fit: asked of its own interpreters, in a box."""
+"""Package target: the properties of an image that decide which packages fit, asked of its own interpreters in a box."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class PythonTarget:
     platform: str
     """As the resolver names it."""
     site: str
-    """Where packages go."""
+    """Directory that packages are installed in."""
     executable: str
     others: str
-    """Where else it looks for packages, with colons between."""
+    """Other directories in which it looks for packages, with colons between."""
     namespaces: str
     """Files of packages it has that claim a name for themselves which several packages share."""
     alone: str = ""
@@ -92,7 +92,7 @@ class NodeTarget:
 
 
 def read_python(answer: bytes) -> PythonTarget:
-    """What the image's Python said; an image can say anything."""
+    """Parse the answer of the image's Python; an image can say anything."""
     told = _read(answer)
     version, site, executable = told.get("version", ""), told.get("site", ""), told.get("executable", "")
     places = [place for place in told.get("places", "").split(":") if place not in ("", site)][:_MAX_PLACES]
@@ -107,7 +107,7 @@ def read_python(answer: bytes) -> PythonTarget:
 
 
 def read_node(answer: bytes) -> NodeTarget:
-    """What the image's Node said."""
+    """Parse the answer of the image's Node."""
     told = _read(answer)
     arch, libc = told.get("arch", ""), told.get("libc", "")
     if not re.fullmatch(r"[a-z0-9]{2,16}", arch) or libc not in ("glibc", "musl"):

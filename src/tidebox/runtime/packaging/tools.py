@@ -69,7 +69,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """How a tool ended."""
+    """The result of a tool: its exit code and what it printed."""
 
     code: int
     output: bytes
@@ -94,7 +94,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLimits:
-    """What one start of a tool may take."""
+    """Limits of one start of a tool."""
 
     memory_bytes: int = 2 * GIB
     cpu_seconds: int = 120

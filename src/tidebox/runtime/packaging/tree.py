@@ -18,7 +18,7 @@ from tidebox.untrusted_files.trees import opened
 MAX_DEPTH = 40
 MAX_FILES = 200_000
 MAX_COMMANDS = 500
-"""That one package may come with."""
+"""Number of commands that one package may come with."""
 _UNPACK_SECONDS = 300.0
 
 

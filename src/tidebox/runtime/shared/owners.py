@@ -1,7 +1,7 @@
-"""Whose a box is, and whether its owner lives.
+"""Ownership of boxes: whose a box is, and whether its owner lives.
 
 An owner is a process that has boxes. It holds a lock on a file of its own for as long as it lives; its boxes carry
-the name of that file, and of the installation whose directory the file is in. So whoever has the same directory can
+the name of that file, and of the installation whose directory the file is in. So a process with the same directory can
 tell which boxes nobody will ever remove, and never takes those of another installation for its own.
 """
 
@@ -33,7 +33,7 @@ class Owner:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What everything of it carries."""
+        """Labels that everything of this owner carries."""
         return {INSTALLATION: self.installation, OWNER: self.name}
 
     def lives(self, owner: str) -> bool:

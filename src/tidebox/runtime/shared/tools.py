@@ -1,4 +1,4 @@
-"""What every such box has at ``/.tidebox``, read-only: the agent with an interpreter of its own, and launchers.
+"""The tools that every such box has at ``/.tidebox``, read-only: the agent with its own interpreter, and launchers.
 
 Images need no interpreter for it. It goes by a digest of what it is made from, so that it is made once.
 """
@@ -33,7 +33,7 @@ _PARTS = ("agent", "wire", "spawner")
 
 
 def agent_command(*arguments: str) -> list[str]:
-    """What pid 1 of a box is: by its own loader, with nothing of the image."""
+    """Return the command of a box's pid 1: it is started by its own loader, with nothing of the image."""
     place = launchers.DIRECTORY
     program = [f"{place}/ld.so", "--library-path", f"{place}/lib", f"{place}/bin/python3"]
     code = f"import os, sys; from {MODULE} import main; os._exit(main(sys.argv[1:]))"
@@ -50,7 +50,7 @@ def filter_name(nested: bool, executable: bool = True, guest: bool = False) -> s
 
 
 def filter_path(nested: bool, executable: bool = True, guest: bool = False) -> str:
-    """Where boxes have it."""
+    """Return the path of the seccomp filter in boxes."""
     return f"{launchers.DIRECTORY}/{filter_name(nested, executable, guest)}"
 
 
@@ -106,6 +106,6 @@ def digest(machine: str) -> str:
 
 
 def collecting_failed(reason: str) -> ProvisionFailed:
-    """Why there is no agent."""
+    """Build the error that says why there is no agent."""
     last = (reason.strip().splitlines() or [""])[-1]
     return ProvisionFailed(f"the agent for boxes could not be put together: {last}", step="tools")

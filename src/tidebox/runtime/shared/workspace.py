@@ -69,7 +69,7 @@ class Workspace:
             raise ProvisionFailed(f"the files could not be written: {os.strerror(code)}", step="files")
 
     async def leave_alone(self) -> None:
-        """Remove whatever else programs of the box have left."""
+        """Remove everything else that programs of the box have left."""
         program = self._link.open_exec(ExecRequest(cmd=_RENEW, args=[]))
         try:
             async with asyncio.timeout(_RENEW_SECONDS):

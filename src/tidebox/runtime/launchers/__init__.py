@@ -1,7 +1,7 @@
 """The content of ``/.tidebox`` in a box, so that its own interpreters can be parked, and the commands that park them.
 
-Parked interpreters wait in the cells of the warm pool. Files of ``spawner`` are read here as data, for they run under the
-box's interpreter; modules may import the same as all of ``runtime``.
+Parked interpreters wait in the cells of the warm pool. Files of ``spawner`` are read here as data, for they run under
+the box's interpreter; modules may import the same as all of ``runtime``.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Stderr(msgspec.Struct, tag_field="type", tag="stderr"):
     ts: str = ""
 
 
-class ResourceUsage(msgspec.Struct, omit_defaults=True):
+class FathomUsage(msgspec.Struct, omit_defaults=True):
     """The resources an execution used, as far as they could be counted."""
 
     peak_memory_mb: float | None = None
@@ -139,7 +139,7 @@ class Result(msgspec.Struct, tag_field="type", tag="result"):
     id: str
     exit_code: int | None
     duration_ms: float
-    resource_usage: ResourceUsage | None = None
+    resource_usage: FathomUsage | None = None
     ts: str = ""
 
 

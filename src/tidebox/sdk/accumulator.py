@@ -7,7 +7,7 @@ from tidebox.model.limits import MIB
 from tidebox.model.result import Outcome, Usage
 from tidebox.protocols import fathom
 from tidebox.protocols.codec import ErrorBody
-from tidebox.protocols.fathom import Ack, Error, ResourceUsage, Status, StatusChange, Stderr, Stdout
+from tidebox.protocols.fathom import Ack, Error, FathomUsage, Status, StatusChange, Stderr, Stdout
 from tidebox.sdk.error_decoding import from_told
 from tidebox.sdk.errors import ServerProtocolError
 from tidebox.sdk.result import Result
@@ -33,7 +33,7 @@ class Accumulator:
         self.status: Status | None = None
         self.exit_code: int | None = None
         self.duration_ms: float | None = None
-        self.resource_usage: ResourceUsage | None = None
+        self.resource_usage: FathomUsage | None = None
         self.truncated = False
         self.failure: TideboxError | None = None
         """Why there will be no result."""
@@ -89,7 +89,7 @@ class Accumulator:
         outcome = Outcome.OUTPUT_LIMIT if self.truncated else _OUTCOMES[self.status]
         if outcome is Outcome.EXITED and self.exit_code is None:
             outcome = Outcome.SIGNALED
-        used = self.resource_usage or ResourceUsage()
+        used = self.resource_usage or FathomUsage()
         return Result(
             id=self.execution_id,
             status=self.status,

@@ -14,6 +14,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from tests.api.conftest import RunningServer
 from tests.api.interpreter.service import PREFIX
 from tests.api.interpreter.test_rbac import MATRIX
+from tidebox.api.interpreter import files, run_answers
 
 METHODS = {"get", "post", "put", "patch", "delete"}
 
@@ -82,6 +83,12 @@ def test_schemas_have_plain_names(document: dict[str, Any]) -> None:
     names = document["components"]["schemas"].keys()
     assert [name for name in names if not name.isalnum()] == []
     assert not names & {"HTTPValidationError", "ValidationError"}
+
+
+def test_no_other_surface_replaces_an_answer(document: dict[str, Any]) -> None:
+    for model in (run_answers.ResourceUsage, files.UploadAnswer):
+        shown = document["components"]["schemas"][model.__name__]["properties"]
+        assert shown.keys() == model.model_json_schema()["properties"].keys()
 
 
 def test_bodies_have_examples(document: dict[str, Any]) -> None:

@@ -182,7 +182,9 @@ def describe(document: dict[str, Any]) -> None:
     """Add the dataplane to an OpenAPI document that has the envelope of errors."""
     components = document["components"]
     components["securitySchemes"] |= _SCHEMES
-    components["schemas"] |= _schemas()
+    own = _schemas()
+    assert own.keys().isdisjoint(components["schemas"]), "two models of one name would be one to readers"
+    components["schemas"] |= own
     document.setdefault("tags", []).append({"name": TAG, "description": _ABOUT})
     for operation in _OPERATIONS:
         described, method, path = _described(operation), operation.route.method.lower(), operation.route.path

@@ -11,7 +11,7 @@ from tidebox.model.events import StreamName
 from tidebox.model.limits import MIB
 from tidebox.model.result import exit_status
 from tidebox.protocols.codec import text_of
-from tidebox.protocols.dataplane.frames import Exit, ResourceUsage, Stderr, Stdout, signal_name
+from tidebox.protocols.dataplane.frames import ExecUsage, Exit, Stderr, Stdout, signal_name
 
 # The longest character of UTF-8, but for its last byte.
 _MAX_TAIL = 3
@@ -72,7 +72,7 @@ def shown_end(end: ProcessEnd) -> Exit:
         exit_code=exit_status(end.exited.code, end.exited.signal),
         signal=signal_name(end.exited.signal),
         duration_ms=round(end.seconds * 1000),
-        resource_usage=ResourceUsage(
+        resource_usage=ExecUsage(
             cpu_time_ms=None if cpu is None else cpu // 1000,
             peak_memory_mb=None if memory is None else -(-memory // MIB),
             oom_kills=counted.get("oom_kills"),

@@ -254,7 +254,7 @@ class DataplaneSurface:
         chunks = form_file(content_type, body.chunks()) if is_form else body.chunks()
         async with exchange.use() as inside, aclosing(chunks):
             made = await inside.files.upload(path, chunks, mode)
-        return await exchange.answer_audited(routes.UploadAnswer(made.path, made.size))
+        return await exchange.answer_audited(routes.FileUploadAnswer(made.path, made.size))
 
     async def _upload_part(
         self,
@@ -273,19 +273,19 @@ class DataplaneSurface:
                 raise ClientDisconnected
             if complete:
                 await inside.files.complete(path, upload_id, part.size)
-        await exchange.answer_audited(routes.UploadAnswer(part.path, part.size, upload_id, complete))
+        await exchange.answer_audited(routes.FileUploadAnswer(part.path, part.size, upload_id, complete))
 
     async def _upload_offset(self, exchange: Exchange) -> None:
         asked = exchange.parse_query(routes.PartRequest)
         async with exchange.use() as inside:
             part = await inside.files.uploaded(file_entries.file_path(asked.path), asked.upload_id)
-        await exchange.answer(routes.UploadAnswer(part.path, part.size, asked.upload_id, False, part.size))
+        await exchange.answer(routes.FileUploadAnswer(part.path, part.size, asked.upload_id, False, part.size))
 
     async def _upload_discard(self, exchange: Exchange) -> None:
         asked = exchange.parse_query(routes.PartRequest)
         async with exchange.use() as inside:
             gone = await inside.files.discard(file_entries.file_path(asked.path), asked.upload_id)
-        await exchange.answer(routes.UploadAnswer(gone.path, gone.size, asked.upload_id, False))
+        await exchange.answer(routes.FileUploadAnswer(gone.path, gone.size, asked.upload_id, False))
 
     async def _download(self, exchange: Exchange) -> None:
         path = box_path(exchange.parse_query(routes.PathRequest).path)

@@ -14,9 +14,9 @@ from tidebox.protocols.fathom import (
     Answer,
     Code,
     Error,
+    FathomUsage,
     Load,
     Pong,
-    ResourceUsage,
     Result,
     Status,
     StatusChange,
@@ -62,7 +62,7 @@ def output(id: str, stream: StreamName, data: str) -> str:
     return _text(kind(VERSION, id, data, timestamp()))
 
 
-def result(id: str, exit_code: int | None, duration_ms: int, usage: ResourceUsage) -> str:
+def result(id: str, exit_code: int | None, duration_ms: int, usage: FathomUsage) -> str:
     """Encode ``result``: the execution is over, and nothing follows."""
     return _text(Result(VERSION, id, exit_code, duration_ms, usage, timestamp()))
 

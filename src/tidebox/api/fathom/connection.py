@@ -24,7 +24,7 @@ from tidebox.model.languages import Languages
 from tidebox.model.limits import MIB
 from tidebox.model.principal import Caller
 from tidebox.model.result import Outcome, Usage
-from tidebox.protocols.fathom import Cancel, Code, Execute, Ping, Request, ResourceUsage, Status
+from tidebox.protocols.fathom import Cancel, Code, Execute, FathomUsage, Ping, Request, Status
 
 # However a program takes being cancelled, it is dead after this time.
 _CANCEL_SECONDS = 3.0
@@ -143,9 +143,9 @@ def _status(ending: ExecutionOutcome) -> Status:
     return _STATUS[ending.outcome]
 
 
-def _resources(usage: Usage) -> ResourceUsage:
+def _resources(usage: Usage) -> FathomUsage:
     memory, cpu = usage.memory_peak, usage.cpu_seconds
-    return ResourceUsage(
+    return FathomUsage(
         None if memory is None else math.ceil(memory / MIB),
         None if cpu is None else round(cpu * 1000),
     )

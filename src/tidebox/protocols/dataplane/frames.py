@@ -185,7 +185,7 @@ class Stderr(Output, tag="stderr"):
     """A piece of standard error."""
 
 
-class ResourceUsage(msgspec.Struct, omit_defaults=True):
+class ExecUsage(msgspec.Struct, omit_defaults=True):
     """The resources a program used, as far as the server knows."""
 
     cpu_time_ms: Number | None = None
@@ -199,7 +199,7 @@ class Ending(msgspec.Struct, kw_only=True):
     exit_code: int | None
     signal: str | None
     duration_ms: Number
-    resource_usage: ResourceUsage
+    resource_usage: ExecUsage
 
 
 class Exit(Ending, tag="exit", omit_defaults=True):

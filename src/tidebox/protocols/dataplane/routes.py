@@ -186,7 +186,7 @@ class MoveAnswer(msgspec.Struct):
     target: str
 
 
-class UploadAnswer(msgspec.Struct):
+class FileUploadAnswer(msgspec.Struct):
     """A file that is there, or so much of it."""
 
     path: str
@@ -213,9 +213,9 @@ class Route(NamedTuple, Generic[_Asked, _Answer]):
 
 
 EXEC = Route("POST", "exec", Capability.EXEC, ExecRequest, ExecAnswer)
-UPLOAD = Route("POST", "files/upload", Capability.FS_WRITE, UploadRequest, UploadAnswer)
-UPLOADED = Route("GET", "files/upload", Capability.FS_WRITE, PartRequest, UploadAnswer)
-DISCARD = Route("DELETE", "files/upload", Capability.FS_WRITE, PartRequest, UploadAnswer)
+UPLOAD = Route("POST", "files/upload", Capability.FS_WRITE, UploadRequest, FileUploadAnswer)
+UPLOADED = Route("GET", "files/upload", Capability.FS_WRITE, PartRequest, FileUploadAnswer)
+DISCARD = Route("DELETE", "files/upload", Capability.FS_WRITE, PartRequest, FileUploadAnswer)
 DOWNLOAD = Route("GET", "files/download", Capability.FS_READ, PathRequest, bytes)
 DOWNLOAD_HEAD = Route("HEAD", "files/download", Capability.FS_READ, PathRequest, bytes)
 LIST = Route("GET", "files/list", Capability.FS_READ, ListRequest, FileListing)

@@ -13,7 +13,7 @@ from tidebox.errors import ServerProtocolError, TideboxError
 from tidebox.model.box import FileInfo
 from tidebox.model.limits import MIB
 from tidebox.protocols.dataplane import routes
-from tidebox.protocols.dataplane.routes import PartRequest, PathRequest, UploadAnswer, UploadRequest
+from tidebox.protocols.dataplane.routes import FileUploadAnswer, PartRequest, PathRequest, UploadRequest
 from tidebox.sdk.sandboxes.dataplane import DataplaneClient
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class RemoteFiles(SandboxFiles):
         return _stored(await self._plane.ask(routes.DISCARD, PartRequest(path, upload_id)))
 
 
-def _stored(answer: UploadAnswer) -> StoredFile:
+def _stored(answer: FileUploadAnswer) -> StoredFile:
     return StoredFile(answer.path, answer.size)
 
 

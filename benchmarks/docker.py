@@ -28,7 +28,7 @@ from tidebox.cli.yardsticks import CLEAN_ENVIRONMENT
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import Output
+from tidebox.model.events import OutputEvent
 
 HELLO = "print('hello')"
 COMMAND = ["python3", "-c", HELLO]
@@ -153,7 +153,7 @@ async def measure(host: str, socket: Path, samples: int, directory: Path) -> tup
         async def run_inside() -> None:
             program = await box.exec(Command(argv=COMMAND))
             await program.end_input()
-            output = b"".join([event.data async for event in program.events() if isinstance(event, Output)])
+            output = b"".join([event.data async for event in program.events() if isinstance(event, OutputEvent)])
             assert output == b"hello\n"
 
         for _ in range(samples):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.egress.world import ALL, BULK, ECHO, ONE, Machine, rules
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import Output
+from tidebox.model.events import OutputEvent
 from tidebox.model.limits import Limits
 
 # Milliseconds more; times as long; times as fast.
@@ -104,14 +104,14 @@ async def _hold(machine: Machine, count: int) -> float:
             assert box.first is not None
             events = box.first.events()
             async for event in events:
-                if isinstance(event, Output):
+                if isinstance(event, OutputEvent):
                     assert event.data.startswith(b"held"), event.data
                     break
         try:
             await all_held.wait()
             await box.first.write(b"\n")
             async for event in events:
-                if isinstance(event, Output):
+                if isinstance(event, OutputEvent):
                     assert b"alive".startswith(event.data.strip()), event.data
                     break
             await all_alive.wait()

@@ -28,7 +28,7 @@ from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.errors import RuntimeUnavailable
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import Output
+from tidebox.model.events import OutputEvent
 from tidebox.runtime.gvisor import runsc
 from tidebox.runtime.gvisor.bundle import configuration
 from tidebox.runtime.gvisor.places import Places
@@ -180,7 +180,7 @@ async def measure(path: str, samples: int, directory: Path) -> list[Row]:
         async def run_inside() -> None:
             program = await box.exec(Command(argv=COMMAND))
             await program.end_input()
-            output = b"".join([event.data async for event in program.events() if isinstance(event, Output)])
+            output = b"".join([event.data async for event in program.events() if isinstance(event, OutputEvent)])
             assert output == b"hello\n"
 
         for _ in range(samples):

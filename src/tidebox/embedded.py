@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack
 from tidebox.config import Settings, load_settings, mirror_environment, package_environment, session_environment
 from tidebox.errors import InvalidRequest, StartupTimeout, TideboxError
 from tidebox.model.box import BoxSpec, CaptureRule
-from tidebox.model.events import EgressSeen, Event, Output
+from tidebox.model.events import EgressSeen, Event, OutputEvent
 from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.ids import new_id
 from tidebox.model.images import HOST
@@ -318,7 +318,7 @@ async def start_of(engine: Engine, language: str, image: str) -> Start | None:
 async def _printed_by(box: Box) -> bytes:
     assert box.first is not None
     await box.first.end_input()
-    return b"".join([event.data async for event in box.first.events() if isinstance(event, Output)])
+    return b"".join([event.data async for event in box.first.events() if isinstance(event, OutputEvent)])
 
 
 def image_store() -> ImageStore:
@@ -406,7 +406,7 @@ class Collector:
         self.parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
 
     async def __call__(self, event: Event) -> None:
-        if isinstance(event, Output):
+        if isinstance(event, OutputEvent):
             self.parts[event.stream].append(event.data)
 
 

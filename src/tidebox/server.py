@@ -32,7 +32,7 @@ from tidebox.model.policy import Policy, ResourceRequest, terms_of
 from tidebox.model.runtimes import RuntimeCatalog, RuntimeReport
 from tidebox.runtime.base import Runtime
 from tidebox.runtime.machine import processors
-from tidebox.runtime.offers import Images, Offers
+from tidebox.runtime.offers import LanguageImages, Offers
 from tidebox.runtime.survey import Survey
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def _compose(
     return Services(
         settings=settings,
         broker=broker,
-        languages=Images(engine.runners, engine.runtime),
+        languages=LanguageImages(engine.runners, engine.runtime),
         known_languages=engine.languages,
         offered=offers.of,
         authenticator=_authenticator(settings, data_dir),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from tidebox.cli import progress as progress_module
-from tidebox.cli.progress import Busy, Progress
+from tidebox.cli.progress import BusyLine, ProgressLine
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def written(ours: int) -> str:
 
 def test_a_bar_that_is_taken_away_again() -> None:
     with terminal() as screen:
-        with Progress("Sending", 2000) as progress:
+        with ProgressLine("Sending", 2000) as progress:
             file = progress.reading(io.BytesIO(bytes(2000)))
             time.sleep(0.02)
             file.read(1000)
@@ -50,21 +50,21 @@ def test_a_bar_that_is_taken_away_again() -> None:
 
 
 def test_work_that_does_not_tell_how_far_it_is() -> None:
-    with terminal() as screen, Busy("Building \x1b[2Jx"):
+    with terminal() as screen, BusyLine("Building \x1b[2Jx"):
         time.sleep(0.3)
         assert written(screen).startswith("\rBuilding \\x1b[2Jx  0.")
 
 
 def test_what_is_over_soon_shows_nothing() -> None:
     with terminal(patience=60.0) as screen:
-        with Progress("Sending", 10) as progress:
+        with ProgressLine("Sending", 10) as progress:
             progress.add(10)
         assert written(screen) == ""
 
 
 def test_no_terminal_no_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "_PATIENCE_SECONDS", 0.0)
-    with Progress("Sending", 10) as progress, Busy("Building"):
+    with ProgressLine("Sending", 10) as progress, BusyLine("Building"):
         target = io.BytesIO()
         progress.writing(target).write(b"12345")
     assert target.getvalue() == b"12345"

@@ -12,7 +12,7 @@ from tests.boxes import is_root, native
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import Output
+from tidebox.model.events import OutputEvent
 from tidebox.runtime.native import spawner
 from tidebox.runtime.native.box import NativeBox
 from tidebox.runtime.native.runtime import NativeRuntime
@@ -31,7 +31,7 @@ async def test_all_programs_of_a_box_share_one_filter(runtime: NativeRuntime) ->
     command = Command(argv=["grep", "-h", "Seccomp_filters", "/proc/self/status"])
     for _ in range(2):
         program = await box.exec(command)
-        output = b"".join([event.data async for event in program.events() if isinstance(event, Output)])
+        output = b"".join([event.data async for event in program.events() if isinstance(event, OutputEvent)])
         assert output.split() == [b"Seccomp_filters:", b"1"]
 
 

@@ -22,7 +22,7 @@ from tidebox.model.events import Exited
 from tidebox.model.launch import plan_code
 from tidebox.runtime.base import Box
 from tidebox.runtime.native.runtime import NativeRuntime
-from tidebox.runtime.native.spawner import Spawner
+from tidebox.runtime.native.spawner import SpawnerClient
 from tidebox.runtime.program import encode_program
 
 _SPEC = BoxSpec()
@@ -139,15 +139,15 @@ async def test_usage_is_counted_although_nobody_waited_for_the_first_box(
 ) -> None:
     if not is_root():
         pytest.skip("needs a cgroup, which an ordinary user has only where one is delegated")
-    asked: asyncio.Future[Spawner] = asyncio.get_running_loop().create_future()
-    send = Spawner.send
+    asked: asyncio.Future[SpawnerClient] = asyncio.get_running_loop().create_future()
+    send = SpawnerClient.send
 
-    def noting(spawner: Spawner, operation: str, **fields: Any) -> asyncio.Future[Any]:
+    def noting(spawner: SpawnerClient, operation: str, **fields: Any) -> asyncio.Future[Any]:
         if operation == "open" and not asked.done():
             asked.set_result(spawner)
         return send(spawner, operation, **fields)
 
-    monkeypatch.setattr(Spawner, "send", noting)
+    monkeypatch.setattr(SpawnerClient, "send", noting)
     opening = asyncio.ensure_future(runtime.open(_SPEC))
     spawner = await asked
     opening.cancel()

@@ -16,7 +16,7 @@ from tests.patience import patient
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import Event, Exited, Output
+from tidebox.model.events import Event, Exited, OutputEvent
 from tidebox.model.limits import MIB, Limits
 from tidebox.runtime.base import Box, Exec
 from tidebox.runtime.native.runtime import NativeRuntime
@@ -58,7 +58,7 @@ async def events_of(program: Exec) -> list[Event]:
 async def run(box: Box, *argv: str) -> tuple[bytes, Exited]:
     events = await events_of(await box.exec(Command(argv=argv)))
     assert isinstance(events[-1], Exited)
-    return b"".join(event.data for event in events if isinstance(event, Output)), events[-1]
+    return b"".join(event.data for event in events if isinstance(event, OutputEvent)), events[-1]
 
 
 def leaves(runtime: NativeRuntime) -> list[Path]:
@@ -93,7 +93,9 @@ async def test_a_kill_reaches_what_left_the_session_and_nothing_else(box: Box) -
     assert (await run(box, "cat", "/workspace/beat"))[0] == before
     await neighbour.write(b"still here")
     await neighbour.end_input()
-    assert b"".join(event.data for event in await events_of(neighbour) if isinstance(event, Output)) == b"still here"
+    assert (
+        b"".join(event.data for event in await events_of(neighbour) if isinstance(event, OutputEvent)) == b"still here"
+    )
 
 
 async def test_a_program_out_of_memory_ends_alone(box: Box) -> None:
@@ -117,7 +119,7 @@ async def test_keys_never_wait_for_processor_time(runtime: NativeRuntime) -> Non
         before = throttled(runtime)
         for number in range(100):
             await shell.write(b"x" if number % 2 == 0 else b"\x7f")
-            while not isinstance(await anext(events), Output):
+            while not isinstance(await anext(events), OutputEvent):
                 pass
             # A fast typist, and longer than time is counted over.
             await asyncio.sleep(0.025)

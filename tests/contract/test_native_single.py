@@ -29,7 +29,7 @@ from tidebox.model.limits import MIB, Limits
 from tidebox.runtime.base import Box, Exec
 from tidebox.runtime.native.box import NativeBox
 from tidebox.runtime.native.runtime import NativeRuntime
-from tidebox.runtime.native.spawner import Spawner
+from tidebox.runtime.native.spawner import SpawnerClient
 
 Kind = Literal["run", "sandbox"]
 KINDS: tuple[Kind, ...] = ("run", "sandbox")
@@ -155,7 +155,7 @@ async def test_a_box_that_cannot_be_asked_for_costs_no_descriptor(
         raise OSError(errno.EMFILE, "none left")
 
     before = sorted(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(Spawner, "send", refuse)
+    monkeypatch.setattr(SpawnerClient, "send", refuse)
     for kind in KINDS:
         with pytest.raises(OSError, match="none left"):
             await runtime.open(BoxSpec(kind=kind, limits=Limits(workspace=4 * MIB)))
@@ -338,16 +338,16 @@ async def test_the_answer_of_a_box_that_comes_with_the_end_is_no_box(
     engine = Engine(load_settings(data_dir=tmp_path, allow_weak_isolation=not is_root()), pool=False)
     await open_and_close(native(engine), 1)
     before = count_descriptors()
-    take_answer = Spawner.take_answer
+    take_answer = SpawnerClient.take_answer
     closing: list[asyncio.Future[None]] = []
 
-    def close_and_take(spawner: Spawner, data: bytes, descriptors: list[int]) -> None:
+    def close_and_take(spawner: SpawnerClient, data: bytes, descriptors: list[int]) -> None:
         os.kill(spawner.pid, signal.SIGKILL)
         os.waitid(os.P_PID, spawner.pid, os.WEXITED | os.WNOWAIT)
         closing.append(asyncio.ensure_future(engine.runtime.close()))
         take_answer(spawner, data, descriptors)
 
-    monkeypatch.setattr(Spawner, "take_answer", close_and_take)
+    monkeypatch.setattr(SpawnerClient, "take_answer", close_and_take)
     with pytest.raises(RuntimeUnavailable):
         await engine.runtime.open(BoxSpec())
     await closing[0]

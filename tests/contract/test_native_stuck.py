@@ -24,7 +24,7 @@ from tests.contract.test_native_faults import alive, wait_until
 from tidebox.embedded import run_on
 from tidebox.errors import BoxGone, StartupTimeout
 from tidebox.runtime.native import box as native_box
-from tidebox.runtime.native.spawner import Spawner
+from tidebox.runtime.native.spawner import SpawnerClient
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 needs_freezer = pytest.mark.skipif(
@@ -116,16 +116,16 @@ def test_closing_does_not_wait_for_a_spawner_that_does_not_answer(runner: BoxRun
 def test_a_spawner_whose_start_was_given_up_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not half of it: what it has not told yet is needed for every box."""
     started = []
-    start = Spawner.start
+    start = SpawnerClient.start
 
-    def start_stopped(*arguments: object) -> Spawner:
+    def start_stopped(*arguments: object) -> SpawnerClient:
         spawner = start(*arguments)  # type: ignore[arg-type]
         started.append(spawner.pid)
         if len(started) == 1:
             os.kill(spawner.pid, signal.SIGSTOP)
         return spawner
 
-    monkeypatch.setattr(Spawner, "start", start_stopped)
+    monkeypatch.setattr(SpawnerClient, "start", start_stopped)
     runner = start_runner(
         tmp_path,
         pool_node=0,

@@ -22,7 +22,7 @@ from tidebox.errors import (
     UnsupportedOperation,
 )
 from tidebox.model.box import BoxSpec, CaptureRule, Command
-from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.events import Event, Exited, OutputEvent, Started
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.runtimes import BOUNDARIES, Guarantee
@@ -62,7 +62,7 @@ async def collect(program: Exec, stdin: bytes | None = b"") -> list[Event]:
 
 
 def output(events: list[Event], stream: str = "stdout") -> bytes:
-    return b"".join(event.data for event in events if isinstance(event, Output) and event.stream == stream)
+    return b"".join(event.data for event in events if isinstance(event, OutputEvent) and event.stream == stream)
 
 
 async def run(box: Box, *argv: str, stdin: bytes = b"", **options: object) -> list[Event]:
@@ -197,7 +197,7 @@ async def test_freeze_stops_and_thaw_goes_on(box: Box) -> None:
     need_freezing(box)
     program = await box.exec(Command(argv=["sh", "-c", "while :; do echo tick; sleep 0.02; done"]))
     events = program.events()
-    while not isinstance(await anext(events), Output):
+    while not isinstance(await anext(events), OutputEvent):
         pass
     await box.freeze()
     await asyncio.sleep(0.05)

@@ -29,9 +29,9 @@ from tidebox.model.limits import Limits
 from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.result import Outcome
 from tidebox.runtime.docker.endpoint import parse_endpoint
-from tidebox.runtime.docker.engine import Engine as DockerEngine
+from tidebox.runtime.docker.engine import DockerEngine
 from tidebox.runtime.docker.removal import Removal
-from tidebox.runtime.shared.owners import Owner
+from tidebox.runtime.shared.owners import OwnerFile
 
 OWNER, DEAD = "tidebox.owner", "0123456789abcdef"
 
@@ -170,7 +170,7 @@ async def test_an_engine_that_is_slow_keeps_nobody_and_leaves_nothing(docker_dae
 async def test_a_container_that_is_made_when_nobody_waits_any_more_is_removed(
     docker_daemon: Daemon, tmp_path: Path
 ) -> None:
-    owner = Owner(tmp_path)
+    owner = OwnerFile(tmp_path)
     removal = Removal(DockerEngine(parse_endpoint(docker_daemon.host, {})), owner)
     removal.remove_when_made("tidebox-late")
     body = {"Image": BUSYBOX_IMAGE, "Cmd": ["true"], "Labels": owner.labels}

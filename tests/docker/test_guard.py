@@ -14,7 +14,7 @@ from tests.docker.images import PYTHON_IMAGE
 from tidebox.config import load_settings
 from tidebox.embedded import Engine
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import Exited, Output
+from tidebox.model.events import Exited, OutputEvent
 from tidebox.runtime.base import Box, Exec
 
 # Looks, as fast as it can, for children of the agent that have not become their program yet.
@@ -53,7 +53,7 @@ async def sandbox(docker_host: str, tmp_path: Path) -> AsyncIterator[Box]:
 async def output(program: Exec) -> str:
     said = b""
     async for event in program.events():
-        if isinstance(event, Output):
+        if isinstance(event, OutputEvent):
             said += event.data
         elif isinstance(event, Exited):
             assert event.code == 0, said
@@ -70,12 +70,12 @@ async def test_no_child_of_the_agent_shows_what_is_the_agents(sandbox: Box) -> N
     watching = await sandbox.exec(Command(argv=["python3", "-c", WATCH_CHILDREN, "3"]))
     events = watching.events()
     async for event in events:
-        if isinstance(event, Output) and b"ready" in event.data:
+        if isinstance(event, OutputEvent) and b"ready" in event.data:
             break
     deadline = asyncio.get_running_loop().time() + 2.5
     while asyncio.get_running_loop().time() < deadline:
         await run(sandbox, "true")
-    said = b"".join([event.data async for event in events if isinstance(event, Output)])
+    said = b"".join([event.data async for event in events if isinstance(event, OutputEvent)])
     # Only the pipe that tells whether it could become its program, /proc itself, and a file there that is its own.
     for held in json.loads(said).values():
         assert set(held) <= {"pipe", "/proc"}
@@ -137,7 +137,7 @@ async def test_a_kill_reaches_what_has_left_the_session_of_its_program_and_no_ot
     told = [program.events() for program in programs]
     for events in told:
         async for event in events:
-            if isinstance(event, Output):
+            if isinstance(event, OutputEvent):
                 break
     # Each with the one that started it.
     assert await sleepers(sandbox) == 4

@@ -19,7 +19,7 @@ from tests.patience import patient
 from tests.runtimes import runtime_settings
 from tidebox.errors import GuaranteeMissing
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import Exited, Output
+from tidebox.model.events import Exited, OutputEvent
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.result import Outcome
 from tidebox.runtime.base import Box
@@ -34,7 +34,7 @@ async def output_of(box: Box, *argv: str) -> tuple[bytes, int | None]:
     events = [event async for event in program.events()]
     last = events[-1]
     assert isinstance(last, Exited)
-    return b"".join(event.data for event in events if isinstance(event, Output)), last.code
+    return b"".join(event.data for event in events if isinstance(event, OutputEvent)), last.code
 
 
 def test_no_signal_ends_or_stops_the_agent(docker_runner: BoxRunner) -> None:

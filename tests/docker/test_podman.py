@@ -19,7 +19,7 @@ from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.errors import GuaranteeMissing
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import Exited, Output
+from tidebox.model.events import Exited, OutputEvent
 from tidebox.model.limits import MIB
 from tidebox.model.result import Outcome
 
@@ -88,7 +88,7 @@ async def test_a_box_is_frozen_and_leaves_nothing(engine: Engine, socket: Path) 
         await program.end_input()
         events = [event async for event in program.events()]
         assert isinstance(events[-1], Exited)
-        return b"".join(event.data for event in events if isinstance(event, Output))
+        return b"".join(event.data for event in events if isinstance(event, OutputEvent))
 
     # It takes no other limits for a container that runs: so none is kept ready, or for another run.
     assert (box.features.adjusts, box.features.renews) == (False, False)

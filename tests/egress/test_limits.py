@@ -18,7 +18,7 @@ from tests.egress.world import ALL, BULK, ECHO, ONE, SILENT, TRICKLE, Machine, r
 from tests.patience import patient
 from tidebox.errors import BoxGone
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import Output
+from tidebox.model.events import OutputEvent
 from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.result import Outcome
 from tidebox.runtime.base import Box, Exec
@@ -183,7 +183,7 @@ async def start(machine: Machine, box: Box, program: str) -> tuple[Exec, Callabl
         text = ""
         with contextlib.suppress(BoxGone):
             async for event in exec_.events():
-                if isinstance(event, Output):
+                if isinstance(event, OutputEvent):
                     text += event.data.decode()
                     *whole, text = text.split("\n")
                     for line in whole:

@@ -7,7 +7,7 @@ import ipaddress
 from tests.egress.programs import ONLY_ONE, python
 from tests.egress.world import ALL, BULK, ECHO, GREETING, ONE, ONE6, SHARED, SINK, TWO, Machine, rules
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import EgressSeen, Output
+from tidebox.model.events import EgressSeen, OutputEvent
 from tidebox.model.result import Outcome
 
 
@@ -229,7 +229,7 @@ def test_a_sandbox_is_told_other_rules_while_it_lives(machine: Machine) -> None:
                     await box.allow(egress)
                 command = "curl -s http://one.example.com/; echo $?; curl -s http://two.example.com/; echo $?"
                 exec_ = await box.exec(Command(argv=["sh", "-c", command]))
-                output = [event.data async for event in exec_.events() if isinstance(event, Output)]
+                output = [event.data async for event in exec_.events() if isinstance(event, OutputEvent)]
                 said.append(b"".join(output).decode())
             usage = await box.usage()
             assert usage.egress is not None

@@ -29,7 +29,7 @@ from tests.patience import patient
 from tidebox.config import session_environment
 from tidebox.model.box import BoxSpec
 from tidebox.model.egress import EgressPolicy, allowlist_of
-from tidebox.model.events import EgressSeen, Event, Output
+from tidebox.model.events import EgressSeen, Event, OutputEvent
 from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest
 from tidebox.model.launch import Launch, plan_code, plan_command
 from tidebox.model.limits import Limits, make_limits
@@ -421,7 +421,7 @@ class Machine:
         seen: list[EgressSeen] = []
 
         async def sink(event: Event) -> None:
-            if isinstance(event, Output):
+            if isinstance(event, OutputEvent):
                 parts[event.stream].append(event.data)
                 if on_output is not None:
                     on_output(event.data)

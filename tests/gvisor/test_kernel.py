@@ -19,7 +19,7 @@ from tests.runtimes import RUNTIME
 from tidebox.config import load_settings
 from tidebox.embedded import Engine, run_on
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import Exited, Output
+from tidebox.model.events import Exited, OutputEvent
 from tidebox.model.limits import MIB, Limits
 from tidebox.model.result import Outcome
 from tidebox.runtime.base import Exec
@@ -215,7 +215,7 @@ class Talk:
         async with asyncio.timeout(patient(120)):
             while b"\n" not in self._said:
                 event = await anext(self._events)
-                if isinstance(event, Output):
+                if isinstance(event, OutputEvent):
                     self._said += event.data
                 assert not isinstance(event, Exited), self._said
         line, _, self._said = self._said.partition(b"\n")

@@ -18,13 +18,13 @@ from tests.packages.index import Index, running_index
 from tidebox.errors import FetchFailed, InvalidPackage, PackageUnresolvable
 from tidebox.runtime.packaging import making, node
 from tidebox.runtime.packaging.making import Making, Turns
-from tidebox.runtime.packaging.tools import Stop, ToolLimits, Tools
+from tidebox.runtime.packaging.tools import PackageTools, Stop, ToolLimits
 
 SH = shutil.which("sh") or "/bin/sh"
 
 
 def run(directory: Path, command: list[str], limits: ToolLimits, seconds: float = 60) -> None:
-    tools = Tools({"PATH": os.environ["PATH"]}, limits, directory.with_name("tools.log"))
+    tools = PackageTools({"PATH": os.environ["PATH"]}, limits, directory.with_name("tools.log"))
     tools.run(command, directory, Stop(), purpose="tide, moon", seconds=seconds)
 
 

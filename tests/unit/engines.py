@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tidebox.runtime.docker.endpoint import Endpoint
-from tidebox.runtime.docker.engine import Engine
+from tidebox.runtime.docker.engine import DockerEngine
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 @contextlib.asynccontextmanager
-async def engine_that(directory: Path, serve: Serve) -> AsyncIterator[Engine]:
+async def engine_that(directory: Path, serve: Serve) -> AsyncIterator[DockerEngine]:
     """An engine that serves every connection like this."""
 
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -29,7 +29,7 @@ async def engine_that(directory: Path, serve: Serve) -> AsyncIterator[Engine]:
     path = directory / "engine.sock"
     server = await asyncio.start_unix_server(once, path)
     try:
-        yield Engine(Endpoint(f"unix://{path}", str(path)))
+        yield DockerEngine(Endpoint(f"unix://{path}", str(path)))
     finally:
         server.close()
         await server.wait_closed()

@@ -11,7 +11,7 @@ from typing import Any
 from tidebox.broker.run_metrics import RunMetrics
 from tidebox.errors import TideboxError
 from tidebox.model.box import BoxSpec
-from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.events import Event, Exited, OutputEvent, Started
 from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.launch import plan_code
 from tidebox.model.one_shot_flag import OneShotFlag
@@ -49,7 +49,7 @@ class Play:
 
     async def say(self, data: bytes) -> None:
         """Let it write to standard output."""
-        await self.show(Output("stdout", data))
+        await self.show(OutputEvent("stdout", data))
 
     def finish(self, ending: ExecutionOutcome | None = None) -> None:
         """Let it end."""

@@ -23,10 +23,10 @@ from tidebox.runtime.docker.containers import (
     limits_of,
 )
 from tidebox.runtime.docker.groups import socket_limit
-from tidebox.runtime.docker.images import Images
+from tidebox.runtime.docker.images import DockerImages
 from tidebox.runtime.docker.probe import judge
 from tidebox.runtime.docker.runtime import DockerRuntime
-from tidebox.runtime.shared.owners import Owner
+from tidebox.runtime.shared.owners import OwnerFile
 from tidebox.spawner.seccomp import rules
 
 FACTS = EngineFacts(id="x", version="20.10", machine="x86_64", processors=2.0, cgroup="2", apparmor=False)
@@ -145,7 +145,7 @@ async def test_a_network_that_cannot_be_given_is_refused(tmp_path: Path) -> None
 
 
 def test_names_of_images_are_read_as_an_engine_reads_them() -> None:
-    images = Images()
+    images = DockerImages()
     assert images.canonical("host") == "python:3.11-slim"
     assert images.canonical("busybox") == "busybox:latest"
     assert images.canonical("ghcr.io:443/a/b") == "ghcr.io:443/a/b:latest"
@@ -157,7 +157,7 @@ def test_names_of_images_are_read_as_an_engine_reads_them() -> None:
 
 
 def test_images_that_are_not_allowed_are_refused() -> None:
-    images = Images(["python:*", "ghcr.io/ours/*"])
+    images = DockerImages(["python:*", "ghcr.io/ours/*"])
     assert images.canonical("python:3.12") == "python:3.12"
     assert images.canonical("ghcr.io/ours/app:1") == "ghcr.io/ours/app:1"
     assert images.canonical("python@sha256:" + "0" * 64)
@@ -165,15 +165,15 @@ def test_images_that_are_not_allowed_are_refused() -> None:
     for name in ("busybox", "evil/python:3.12", "ghcr.io/theirs/app", "python:3/evil", "python:443/evil:3.12"):
         with pytest.raises(UnknownImage, match="not one of those"):
             images.canonical(name)
-    exact = Images(["python:3.12"])
+    exact = DockerImages(["python:3.12"])
     assert exact.canonical("python:3.12") == "python:3.12"
     for name in ("python:3.1", "python:3.12-slim", "python", "python@sha256:" + "0" * 64):
         with pytest.raises(UnknownImage, match="not one of those"):
             exact.canonical(name)
     # An engine goes by the digest, whatever the tag beside it says.
     with pytest.raises(UnknownImage, match="not one of those"):
-        Images(["python:3.*"]).canonical("python:3.12@sha256:" + "0" * 64)
-    assert Images(["*"]).canonical("a/b:1") == "a/b:1"
+        DockerImages(["python:3.*"]).canonical("python:3.12@sha256:" + "0" * 64)
+    assert DockerImages(["*"]).canonical("a/b:1") == "a/b:1"
 
 
 def seen() -> dict[str, Any]:
@@ -253,7 +253,7 @@ def test_an_apparmor_profile_counts_only_where_it_is_in_force() -> None:
 
 
 def test_an_owner_lives_as_long_as_its_process_holds_its_lock(tmp_path: Path) -> None:
-    first, second = Owner(tmp_path), Owner(tmp_path)
+    first, second = OwnerFile(tmp_path), OwnerFile(tmp_path)
     assert first.installation == second.installation
     assert first.lives(second.name)
     assert second.lives(first.name)

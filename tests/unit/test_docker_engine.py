@@ -13,8 +13,8 @@ from tests.unit.engines import answer_of, answering, engine_that
 from tidebox.errors import BoxGone, ProvisionFailed, RuntimeUnavailable, StartupTimeout
 from tidebox.runtime.base import DockerSettings, RuntimeSettings
 from tidebox.runtime.docker.endpoint import find_endpoint, parse_endpoint
-from tidebox.runtime.docker.engine import Engine, EngineRefused
-from tidebox.runtime.docker.images import Images
+from tidebox.runtime.docker.engine import DockerEngine, EngineRefused
+from tidebox.runtime.docker.images import DockerImages
 from tidebox.runtime.docker.runtime import DockerRuntime
 
 
@@ -83,7 +83,7 @@ async def test_an_engine_that_vanishes_hangs_or_is_not_there_has_three_names(tmp
 async def test_an_image_that_is_told_in_another_form_is_no_sensible_answer(tmp_path: Path, content: bytes) -> None:
     async with engine_that(tmp_path, answering(answer_of(content))) as engine:
         with pytest.raises(ProvisionFailed, match="no sensible answer"):
-            await Images().inspect(engine, "busybox")
+            await DockerImages().inspect(engine, "busybox")
 
 
 @pytest.mark.parametrize("content", [b"null", b"[7]", b'"text"', b'{"NCPU": "many"}', b'{"NCPU": []}'])
@@ -155,9 +155,9 @@ async def test_another_machine_is_spoken_to_over_tls_with_our_certificate_only(t
     address = f"tcp://localhost:{server.sockets[0].getsockname()[1]}"
     try:
         with_ours = parse_endpoint(address, {"DOCKER_CERT_PATH": str(tmp_path)})
-        assert await Engine(with_ours).call("GET", "/info") == {}
+        assert await DockerEngine(with_ours).call("GET", "/info") == {}
         with pytest.raises(RuntimeUnavailable):
-            await Engine(parse_endpoint(address, {"DOCKER_TLS_VERIFY": "1"})).call("GET", "/info")
+            await DockerEngine(parse_endpoint(address, {"DOCKER_TLS_VERIFY": "1"})).call("GET", "/info")
     finally:
         server.close()
 

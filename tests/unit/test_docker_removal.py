@@ -15,7 +15,7 @@ from tests.unit.engines import Serve, answer_of, engine_that
 from tidebox.runtime.base import DockerSettings, RuntimeSettings
 from tidebox.runtime.docker.removal import Removal
 from tidebox.runtime.docker.runtime import DockerRuntime
-from tidebox.runtime.shared.owners import INSTALLATION, OWNER, Owner
+from tidebox.runtime.shared.owners import INSTALLATION, OWNER, OwnerFile
 
 DEAD = "0123456789abcdef"
 
@@ -39,7 +39,7 @@ def removing(asked: list[str], stuck: str, listed: list[dict[str, object]], *, h
 
 async def test_a_container_that_does_not_go_keeps_no_other(tmp_path: Path) -> None:
     asked: list[str] = []
-    owner = Owner(tmp_path / "docker")
+    owner = OwnerFile(tmp_path / "docker")
     async with engine_that(tmp_path, removing(asked, "stuck", [])) as engine:
         removal = Removal(engine, owner)
         # The first of a set is not known: whichever it is, the others go.
@@ -57,7 +57,7 @@ async def test_what_a_dead_owner_left_holds_nobody_up(tmp_path: Path) -> None:
     async with engine_that(tmp_path, removing(asked, "stuck", listed, hang=True)) as engine:
         docker = DockerSettings(host=engine.endpoint.name)
         runtime = DockerRuntime(RuntimeSettings(data_dir=tmp_path, agent_sockets=tmp_path, docker=docker))
-        owner = Owner(tmp_path / "docker")
+        owner = OwnerFile(tmp_path / "docker")
         labels = {INSTALLATION: owner.installation, OWNER: DEAD}
         listed += [{"Id": name, "Names": [f"/{name}"], "Labels": labels} for name in ("stuck", "goes")]
         async with asyncio.timeout(patient(5)):
@@ -73,7 +73,7 @@ async def test_what_a_dead_owner_left_holds_nobody_up(tmp_path: Path) -> None:
 
 async def test_an_image_that_a_dead_owner_made_for_itself_goes_with_its_name(tmp_path: Path) -> None:
     asked: list[str] = []
-    owner = Owner(tmp_path / "docker")
+    owner = OwnerFile(tmp_path / "docker")
     mark = tmp_path / "docker" / "owners" / DEAD
     mark.touch()
     async with engine_that(tmp_path, removing(asked, "none", [])) as engine:
@@ -86,7 +86,7 @@ async def test_an_image_that_a_dead_owner_made_for_itself_goes_with_its_name(tmp
 def test_an_owner_is_seen_by_others_only_when_it_is_known_to_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Owner(tmp_path)
+    other = OwnerFile(tmp_path)
     seen: list[list[str]] = []
     lock = fcntl.flock
 
@@ -97,7 +97,7 @@ def test_an_owner_is_seen_by_others_only_when_it_is_known_to_live(
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    owner = Owner(tmp_path)
+    owner = OwnerFile(tmp_path)
     assert seen == [[]]
     assert other.lives(owner.name)
     assert sorted(os.listdir(tmp_path)) == ["installation", "owners"]

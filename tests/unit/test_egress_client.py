@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tidebox.egress import messages
-from tidebox.egress.client import Attachment, Egress
+from tidebox.egress.client import Attachment, EgressClient
 from tidebox.model.egress import EgressPolicy, allowlist_of
 from tidebox.model.events import EgressSeen
 from tidebox.model.requested_egress import BoxEgress
@@ -22,7 +22,7 @@ class Process:
     """The side of the process."""
 
     def __init__(self) -> None:
-        self.egress = Egress(messages.ProcessSettings(), messages.BoxLimits())
+        self.egress = EgressClient(messages.ProcessSettings(), messages.BoxLimits())
         ours, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self.egress._control = ours

@@ -17,7 +17,7 @@ from tidebox.api.signed_urls import UrlSigner, base_url
 from tidebox.broker.runs.log_writer import PIECE_BYTES
 from tidebox.broker.storage.log_frames import LogFrame
 from tidebox.errors import Conflict, RangeNotSatisfiable, Unauthorized
-from tidebox.model.events import Output
+from tidebox.model.events import OutputEvent
 
 seeds = st.binary(min_size=1, max_size=8) | st.text(min_size=1, max_size=4).map(str.encode)
 
@@ -25,7 +25,7 @@ seeds = st.binary(min_size=1, max_size=8) | st.text(min_size=1, max_size=4).map(
 @given(seeds, st.integers(1, PIECE_BYTES))
 def test_a_frame_is_short_enough_and_holds_every_byte(seed: bytes, size: int) -> None:
     data = (seed * (size // len(seed) + 1))[:size]
-    text = render(LogFrame(2**53, Output("stderr", data)))
+    text = render(LogFrame(2**53, OutputEvent("stderr", data)))
     assert len(text) <= MAX_MESSAGE_BYTES
     frame = json.loads(text)
     found = frame["data"].encode() if frame["encoding"] == "utf8" else base64.b64decode(frame["data"], validate=True)

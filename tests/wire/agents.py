@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 
-from tidebox.model.events import Exited, Output
+from tidebox.model.events import Exited, OutputEvent
 from tidebox.runtime.link import Link, LinkExec
 from tidebox.wire.generations import GENERATION
 from tidebox.wire.messages import Bootstrap, ExecRequest
@@ -57,7 +57,7 @@ async def finish(execution: LinkExec) -> tuple[bytes, bytes, Exited]:
     """Output, error output and the end."""
     collected: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
     async for event in execution.events():
-        if isinstance(event, Output):
+        if isinstance(event, OutputEvent):
             collected[event.stream].append(event.data)
         elif isinstance(event, Exited):
             return b"".join(collected["stdout"]), b"".join(collected["stderr"]), event

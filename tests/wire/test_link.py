@@ -17,7 +17,7 @@ import pytest
 from tests.wire.agents import agent_link, finish, sh
 from tidebox import errors
 from tidebox.errors import ConnectFailed
-from tidebox.model.events import Exited, Output, Started, StdinRefused
+from tidebox.model.events import Exited, OutputEvent, Started, StdinRefused
 from tidebox.runtime.link import Link
 from tidebox.wire import bulk
 from tidebox.wire.connection import AgentConnection
@@ -45,7 +45,7 @@ async def link(request: pytest.FixtureRequest) -> AsyncIterator[Link]:
 async def test_a_program_tells_its_whole_story(link: Link) -> None:
     events = [event async for event in link.open_exec(sh("echo out; echo err >&2; exit 7")).events()]
     assert isinstance(events[0], Started)
-    assert {(event.stream, event.data) for event in events if isinstance(event, Output)} == {
+    assert {(event.stream, event.data) for event in events if isinstance(event, OutputEvent)} == {
         ("stdout", b"out\n"),
         ("stderr", b"err\n"),
     }
@@ -62,7 +62,7 @@ async def test_a_program_that_cannot_start_raises(link: Link) -> None:
 async def test_a_signal_is_told_apart_from_an_exit_code(link: Link) -> None:
     execution = link.open_exec(sh("echo up; exec sleep 60"))
     async for event in execution.events():
-        if isinstance(event, Output):
+        if isinstance(event, OutputEvent):
             await execution.signal(signal.SIGTERM)
         if isinstance(event, Exited):
             assert (event.code, event.signal) == (None, signal.SIGTERM)
@@ -87,7 +87,7 @@ async def test_input_for_a_program_that_has_closed_it_is_refused_once(link: Link
     execution = link.open_exec(sh("exec 0<&-; echo closed; sleep 0.5"))
     refusals = 0
     async for event in execution.events():
-        if isinstance(event, Output):
+        if isinstance(event, OutputEvent):
             await execution.write(b"x" * 100_000)
         refusals += isinstance(event, StdinRefused)
     assert refusals == 1
@@ -315,7 +315,7 @@ async def test_every_output_is_acknowledged_when_the_window_is_one_chunk(fake: t
     await agent.hear()
     agent.say(agent.frame(ExecStarted(pid=1), execution.id) + agent.frame(ExecStdout(data=b"abc"), execution.id))
     assert await anext(execution.events()) == Started(1)
-    assert await anext(execution.events()) == Output("stdout", b"abc")
+    assert await anext(execution.events()) == OutputEvent("stdout", b"abc")
     ack = await agent.hear()
     assert ack.message.consumed == 259
 

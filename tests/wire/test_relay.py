@@ -15,7 +15,7 @@ import pytest
 
 from tests.wire.agents import agent_link, finish, sh
 from tidebox import errors
-from tidebox.model.events import Output
+from tidebox.model.events import OutputEvent
 from tidebox.runtime.link import Link
 from tidebox.runtime.relay import CLIENT_SLOTS, Relay
 from tidebox.wire.envelope import encode_message
@@ -136,7 +136,7 @@ async def test_programs_die_with_their_client_and_the_slot_is_free_again(own: Li
     execution = client.open_exec(sh("echo $$; sleep 600"))
     pid = 0
     async for event in execution.events():
-        if isinstance(event, Output):
+        if isinstance(event, OutputEvent):
             pid = int(event.data)
             break
     await client.close()

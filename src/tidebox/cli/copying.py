@@ -11,7 +11,7 @@ from tidebox.cli import signals
 from tidebox.cli.artifacts import BOUNDS, ArtifactDirectory, choose, refusal
 from tidebox.cli.finding import find
 from tidebox.cli.output import FAILED, note
-from tidebox.cli.progress import Progress
+from tidebox.cli.progress import ProgressLine
 from tidebox.cli.remote import Server, print_json
 from tidebox.cli.sending import Sources, file_name, receive, target_of
 from tidebox.errors import InvalidRequest, NotFound, TideboxError
@@ -112,7 +112,7 @@ async def _fetch(sandbox: AsyncSandbox, name: str, source: str, target: str, *, 
     directory = ArtifactDirectory(str(into), replace=replace)
     saved, refused = [], 0
     try:
-        with Progress("Receiving", sum(files[below].size for below in chosen)) as progress:
+        with ProgressLine("Receiving", sum(files[below].size for below in chosen)) as progress:
             for below in chosen:
                 most = min(BOUNDS.max_file_bytes, left)
                 try:

@@ -85,7 +85,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Interpreter:
+class HostInterpreter:
     """An interpreter of the host image."""
 
     name: str
@@ -110,7 +110,7 @@ class Examination:
 
     runtime: str
     checks: list[Check]
-    interpreters: list[Interpreter] = field(default_factory=list)
+    interpreters: list[HostInterpreter] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     problem: str | None = None
     images: list[ImageStart] = field(default_factory=list)
@@ -264,12 +264,12 @@ _TRIALS: dict[Guarantee, _Trial] = {
 }
 
 
-async def _interpreters(engine: Engine) -> list[Interpreter]:
+async def _interpreters(engine: Engine) -> list[HostInterpreter]:
     interpreters = []
     for name in _INTERPRETERS:
         path = engine.runtime.interpreters.get(name)
         version = await _version(engine, name) if path else None
-        interpreters.append(Interpreter(name, path, version))
+        interpreters.append(HostInterpreter(name, path, version))
     return interpreters
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from tidebox.cli.artifacts import BOUNDS, Artifact, ArtifactDirectory, choose, refusal
-from tidebox.cli.progress import Progress
+from tidebox.cli.progress import ProgressLine
 from tidebox.errors import NotFound
 from tidebox.sdk.interpreter.client import AsyncInterpreter
 from tidebox.sdk.interpreter.results import Artifact as Kept
@@ -32,7 +32,7 @@ async def fetch(
     directory = ArtifactDirectory(to, replace=replace)
     saved = []
     try:
-        with Progress("Copying", sum(sizes[path] for path in chosen)) as progress:
+        with ProgressLine("Copying", sum(sizes[path] for path in chosen)) as progress:
             for path in chosen:
                 most = min(BOUNDS.max_file_bytes, left)
                 try:

@@ -44,9 +44,9 @@ def command() -> None:
 @json_option
 def import_image(name: str, source: Path, as_json: bool) -> None:
     """Take a root file system from a tar archive or an OCI layout."""
-    from tidebox.cli.progress import Busy
+    from tidebox.cli.progress import BusyLine
 
-    with Busy(f"Unpacking {source}"):
+    with BusyLine(f"Unpacking {source}"):
         image = _store().import_(name, Path("/dev/stdin") if str(source) == "-" else source)
     _show(image, as_json)
 
@@ -79,7 +79,7 @@ def build_image(
     as_json: bool,
 ) -> None:
     """Make an image of packages: on top of another one, or of Debian or Ubuntu packages alone, or by a recipe."""
-    from tidebox.cli.progress import Busy
+    from tidebox.cli.progress import BusyLine
     from tidebox.embedded import build_image as build
     from tidebox.errors import InvalidRequest
     from tidebox.model.packages import make_packages, read_requirements
@@ -98,7 +98,7 @@ def build_image(
         raise InvalidRequest("--apt makes a base of its own, so leave out --from", field="from")
     new_base = bool(system or suite or not (base or wanted or preload))
     # Debian packages come without a word; others tell what is done.
-    with Busy(f"Building {name}") if new_base else nullcontext():
+    with BusyLine(f"Building {name}") if new_base else nullcontext():
         image = build(
             name,
             base=base or "host",
@@ -112,12 +112,12 @@ def build_image(
 
 
 def _by_recipe(name: str, image: str | None, apt: tuple[str, ...], suite: str | None) -> Image:
-    from tidebox.cli.progress import Busy
+    from tidebox.cli.progress import BusyLine
     from tidebox.embedded import build_recipe
     from tidebox.model.recipes import recipe_named
 
     recipe = recipe_named(name).with_packages(apt)
-    with Busy(f"Building {image or recipe.image}"):
+    with BusyLine(f"Building {image or recipe.image}"):
         return build_recipe(recipe, image, suite=suite or _own_suite() if recipe.apt else "", tell=_tell)
 
 

@@ -18,7 +18,7 @@ _PAUSE_SECONDS = 0.1
 _PATIENCE_SECONDS = 0.3
 
 
-class Progress:
+class ProgressLine:
     """A line that says how much of something is done; without ``total``, only how much and for how long."""
 
     def __init__(self, what: str, total: int | None = None) -> None:
@@ -75,7 +75,7 @@ class Progress:
 class _Counted(io.RawIOBase):
     """A file that tells how much passes through it."""
 
-    def __init__(self, file: BinaryIO, progress: Progress, most: int | None = None) -> None:
+    def __init__(self, file: BinaryIO, progress: ProgressLine, most: int | None = None) -> None:
         self._file = file
         self._progress = progress
         self._most = most
@@ -102,7 +102,7 @@ class _Counted(io.RawIOBase):
         return self._file.tell()
 
 
-class Busy(Progress):
+class BusyLine(ProgressLine):
     """The same for work that does not tell how far it is: a thread keeps the line up to date."""
 
     def __enter__(self) -> Self:

@@ -19,7 +19,7 @@ from tidebox.cli.signals import Stopped
 from tidebox.cli.streams import BlockingCalls, is_null, read_chunks, write_all
 from tidebox.config import load_settings
 from tidebox.errors import ExecFailed, InvalidRequest
-from tidebox.model.events import EgressSeen, Event, Output, Preparing
+from tidebox.model.events import EgressSeen, Event, OutputEvent, Preparing
 from tidebox.model.execution_request import ExecutionOutcome
 from tidebox.model.launch import WORKSPACE, Launch, plan_code, plan_command, plan_file
 from tidebox.model.limits import Limits, make_limits
@@ -297,13 +297,13 @@ class _Run:
         return given
 
     async def _keep(self, event: Event) -> None:
-        if isinstance(event, Output):
+        if isinstance(event, OutputEvent):
             self.kept[event.stream].append(event.data)
         elif isinstance(event, Preparing):
             _tell(event)
 
     async def _show(self, event: Event) -> None:
-        if isinstance(event, Output):
+        if isinstance(event, OutputEvent):
             await self._writer.call(write_all, _DESCRIPTORS[event.stream], event.data)
         elif isinstance(event, Preparing):
             _tell(event)

@@ -12,7 +12,7 @@ from typing import BinaryIO, cast
 
 from tidebox.cli.inputs import regular_files, split_source
 from tidebox.cli.output import note
-from tidebox.cli.progress import Progress
+from tidebox.cli.progress import ProgressLine
 from tidebox.errors import InvalidRequest
 from tidebox.model.limits import MIB
 
@@ -45,7 +45,7 @@ class Sources:
         """The files, to be read; what is read of them shows on the bar."""
         with contextlib.ExitStack() as stack:
             progress = stack.enter_context(
-                Progress("Sending", sum(os.path.getsize(path) for path in self.paths.values()))
+                ProgressLine("Sending", sum(os.path.getsize(path) for path in self.paths.values()))
             )
             files = {name: stack.enter_context(_OpenedLate(path)) for name, path in self.paths.items()}
             yield {name: progress.reading(cast(BinaryIO, file)) for name, file in files.items()}
@@ -110,7 +110,7 @@ async def receive(target: Path | None, size: int | None, download: Callable[[Bin
         return await download(sys.stdout.buffer)
     temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
-        with temporary.open("xb") as file, Progress("Receiving", size) as progress:
+        with temporary.open("xb") as file, ProgressLine("Receiving", size) as progress:
             received = await download(progress.writing(file, None if size is None else size + _GROWTH_BYTES))
         temporary.replace(target)
     except BaseException:

@@ -39,7 +39,7 @@ class Attachment(asyncio.Protocol):
     """A box that has rules, as the server holds it: its ends of the network, and the stream to the process."""
 
     def __init__(
-        self, egress: Egress, ends: Sequence[int], rules: BoxEgress, tell: Tell, authority: KeyPair | None
+        self, egress: EgressClient, ends: Sequence[int], rules: BoxEgress, tell: Tell, authority: KeyPair | None
     ) -> None:
         self._egress = egress
         self._authority = authority
@@ -163,7 +163,7 @@ def _sum(first: messages.Counted, second: messages.Counted) -> messages.Counted:
     )
 
 
-class Egress:
+class EgressClient:
     """One egress process, begun with the first box that needs it and again when it died."""
 
     def __init__(

@@ -25,7 +25,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputEvent:
     """Bytes as the program wrote them."""
 
     stream: StreamName
@@ -67,4 +67,4 @@ class Exited:
     """The usage of this exec alone, where the agent can count it."""
 
 
-Event = Preparing | Started | Output | StdinRefused | Exited
+Event = Preparing | Started | OutputEvent | StdinRefused | Exited

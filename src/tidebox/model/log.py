@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidebox.model.events import EgressSeen, Output, Preparing
+from tidebox.model.events import EgressSeen, OutputEvent, Preparing
 from tidebox.model.run import Phase, Run
 
 
@@ -50,4 +50,4 @@ class Ended:
     run: Run
 
 
-LogEntry = Output | Preparing | PhaseChanged | Began | Truncated | InputClosed | Heartbeat | EgressSeen | Ended
+LogEntry = OutputEvent | Preparing | PhaseChanged | Began | Truncated | InputClosed | Heartbeat | EgressSeen | Ended

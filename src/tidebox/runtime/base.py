@@ -57,7 +57,7 @@ class Exec(abc.ABC):
         """Change the size of its terminal."""
 
 
-class Files(abc.ABC):
+class LiveFiles(abc.ABC):
     """The files of a live box, as its user sees them."""
 
     @abc.abstractmethod
@@ -95,7 +95,7 @@ class Files(abc.ABC):
         """The path without links and ``..``; its last name need not exist."""
 
 
-class Watch(abc.ABC):
+class BoxWatch(abc.ABC):
     """Tells what changes in a directory of a box's workspace, from the moment on that there is one."""
 
     @abc.abstractmethod
@@ -131,7 +131,7 @@ class Box(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def files(self) -> Files:
+    def files(self) -> LiveFiles:
         """The file operations of a ``sandbox``."""
 
     @abc.abstractmethod
@@ -205,7 +205,7 @@ class Box(abc.ABC):
         """Let them go on."""
         raise UnsupportedOperation("this box cannot be frozen")
 
-    async def watch(self, path: str, recursive: bool) -> Watch:
+    async def watch(self, path: str, recursive: bool) -> BoxWatch:
         """Be told of changes in a directory of the workspace; no program of the box takes part in it.
 
         Raises ``FileOperationFailed``, ``LimitOutOfRange``, ``QuotaExceeded`` and ``BoxGone``.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tidebox.errors import InvalidImage, UnsupportedOperation
 from tidebox.model.box import BoxSpec, CaptureRule
-from tidebox.model.events import Event, Output, Preparing
+from tidebox.model.events import Event, OutputEvent, Preparing
 from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.launch import WORKSPACE, plan_command
 from tidebox.model.limits import GIB, Limits
@@ -66,7 +66,7 @@ async def _taken(step: Step, image: Image, run: Run) -> Mapping[str, bytes]:
     said: list[bytes] = []
 
     async def sink(event: Event) -> None:
-        if isinstance(event, Output):
+        if isinstance(event, OutputEvent):
             said.append(event.data)
 
     order = ExecutionRequest(

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tidebox.errors import BoxGone, ExecFailed, StartupTimeout, TideboxError
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.events import Event, Exited, OutputEvent, Started
 from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.launch import WORKSPACE, Compilation, Program
 from tidebox.model.one_shot_flag import OneShotFlag
@@ -315,7 +315,7 @@ class _Watch:
         """Follow the compiler, which ``self._program`` is for that long."""
 
         async def show(event: Event) -> None:
-            if isinstance(event, Output):
+            if isinstance(event, OutputEvent):
                 diagnostics.add(event.data)
                 # The program's own output is the program's alone.
                 event = replace(event, stream="stderr")
@@ -372,7 +372,7 @@ class _Watch:
     async def _follow(self, show: Sink) -> Exited | None:
         try:
             async for event in self._program.events():
-                if isinstance(event, Output):
+                if isinstance(event, OutputEvent):
                     if self._reason is Outcome.OUTPUT_LIMIT:
                         continue
                     if len(event.data) > self._left:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tidebox.errors import InvalidImage, TideboxError, UnknownLanguage
 from tidebox.model.box import BoxSpec
-from tidebox.model.events import Event, Output
+from tidebox.model.events import Event, OutputEvent
 from tidebox.model.execution_request import ExecutionRequest
 from tidebox.model.languages import Language
 from tidebox.model.launch import plan_command
@@ -24,7 +24,7 @@ _WAIT_SECONDS = 1.0
 _VERSION = re.compile(rb"\d+(?:\.\d+)+[0-9A-Za-z.+~-]{0,40}")
 
 
-class Images(Mapping[str, str]):
+class LanguageImages(Mapping[str, str]):
     """The image of each language that a runtime has one for, as it is now: images are made and removed meanwhile."""
 
     def __init__(self, runners: Runners, runtime: Runtime) -> None:
@@ -116,7 +116,7 @@ class Offers:
         said: list[bytes] = []
 
         async def sink(event: Event) -> None:
-            if isinstance(event, Output):
+            if isinstance(event, OutputEvent):
                 said.append(event.data)
 
         launch = replace(plan_command(language.version), direct=True)

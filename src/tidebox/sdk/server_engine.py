@@ -25,7 +25,7 @@ from tidebox.errors import (
     UnknownImage,
 )
 from tidebox.model.box import Captured
-from tidebox.model.events import EgressSeen, Output, Preparing
+from tidebox.model.events import EgressSeen, OutputEvent, Preparing
 from tidebox.model.execution_request import ExecutionOutcome, Sink
 from tidebox.model.images import HOST
 from tidebox.model.languages import BUILT_IN
@@ -358,7 +358,7 @@ class _RunFollower:
         self._left -= len(data)
         self._printed += len(data)
         if data:
-            await self._sink(Output(chunk.stream, data))
+            await self._sink(OutputEvent(chunk.stream, data))
 
     def _end(self, outcome: Outcome) -> None:
         """End the run; the first reason stands."""

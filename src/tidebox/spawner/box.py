@@ -9,7 +9,7 @@ import select
 from tidebox.agent.child import HIGHEST_DESCRIPTOR
 from tidebox.spawner import channel, confine, ids, steps
 from tidebox.spawner import syscalls as sys_
-from tidebox.spawner.leaves import Leaves
+from tidebox.spawner.leaves import BoxCgroups
 from tidebox.spawner.networks import Networks
 
 TYPE_CHECKING = False
@@ -111,7 +111,7 @@ def _set_up(sock: _socket.socket, order: BoxOrder, gate: int, outward_ends: list
         steps.execute(order.own_steps)
     setup = order.shape.setup
     if order.leaf_directories:
-        setup.leaves = leaves = Leaves(order.leaf_directories, order.cgroup_version)
+        setup.leaves = leaves = BoxCgroups(order.leaf_directories, order.cgroup_version)
         try:
             leaves.settle()
         except OSError as error:

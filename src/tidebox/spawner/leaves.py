@@ -24,7 +24,7 @@ def _write(directory: int, path: str, value: bytes) -> None:
         os.close(fd)
 
 
-class Leaves:
+class BoxCgroups:
     """The leaves of one box; a leaf is known by its number."""
 
     def __init__(self, directories: list[int], version: int) -> None:

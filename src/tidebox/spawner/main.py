@@ -35,7 +35,7 @@ _RETRY_SECONDS = 0.005
 _LONGEST_RETRY_SECONDS = 0.5
 
 
-class _Box:
+class _OpenBox:
     def __init__(self, request: int | None, leaf: cgroups.Leaf | None, template_name: str) -> None:
         self.request = request
         """To be answered from here once it stands; a box for a single program answers by itself."""
@@ -59,7 +59,7 @@ class Spawner:
         self._names: dict[int, str] = {}
         self._preloading: dict[str, int] = {}
         """Templates that load modules, and the request that each answers by that."""
-        self._boxes: dict[str, _Box] = {}
+        self._boxes: dict[str, _OpenBox] = {}
         self._spares: list[cgroups.Leaf] = []
         self._refused = False
         """Whether the machine had no room for the last spare part: none is made before the next box."""
@@ -298,7 +298,7 @@ class Spawner:
             except OSError:
                 self._closing.append(leaf)
                 raise
-        self._boxes[message["box"]] = box = _Box(None if message["single"] else message["id"], leaf, name)
+        self._boxes[message["box"]] = box = _OpenBox(None if message["single"] else message["id"], leaf, name)
         order = {
             "box": message["box"],
             "request": message["id"],

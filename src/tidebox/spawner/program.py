@@ -22,7 +22,7 @@ class BadProgram(ValueError):
     """The bytes on stdin are not a program block."""
 
 
-class Program:
+class ProgramBlock:
     """A program to run, as the bytes that came."""
 
     __slots__ = ("mode", "cwd", "path", "source", "cpu_seconds", "environment", "arguments")
@@ -46,7 +46,7 @@ class Program:
         self.arguments = arguments
 
 
-def decode(body: bytes) -> Program:
+def decode(body: bytes) -> ProgramBlock:
     """Parse what follows the total length."""
     fields = []
     offset = 0
@@ -77,10 +77,10 @@ def decode(body: bytes) -> Program:
         if not name or not equals:
             raise BadProgram("an environment entry without a name")
         environment.append((name, value))
-    return Program(mode, fields[1], fields[2], fields[3], int(fields[4]), environment, arguments)
+    return ProgramBlock(mode, fields[1], fields[2], fields[3], int(fields[4]), environment, arguments)
 
 
-def read(fd: int) -> Program | None:
+def read(fd: int) -> ProgramBlock | None:
     """Block until a whole program came; None when the other end went away before its first byte."""
     header = _read_exactly(fd, 4)
     if not header:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tidebox.spawner.handover import HandOver
     from tidebox.spawner.preload import Refused
-    from tidebox.spawner.program import Program
+    from tidebox.spawner.program import ProgramBlock
 
     Loader = Callable[[Iterable[str], Iterable[str]], Union[HandOver, Refused]]
 
@@ -243,7 +243,7 @@ _SAMPLE_FIELDS = (b"script", b"", b"/dev/null", _SAMPLE, b"0", b"", b"")
 _SAMPLE_BLOCK = b"".join([len(field).to_bytes(4, "big") + field for field in _SAMPLE_FIELDS])
 
 
-def _prepare(order: Program, control: int = -1) -> tuple[CodeType | None, BaseException | None]:
+def _prepare(order: ProgramBlock, control: int = -1) -> tuple[CodeType | None, BaseException | None]:
     """Set up everything but the running of the code; the error says why there is none."""
     if resource is not None:
         soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -304,7 +304,7 @@ def _prepare(order: Program, control: int = -1) -> tuple[CodeType | None, BaseEx
     return code, refused
 
 
-def _is_unsuited(order: Program) -> bool:
+def _is_unsuited(order: ProgramBlock) -> bool:
     """Whether what was loaded has read what this program says otherwise, and some of it cannot be loaded twice."""
     return bool(order.environment) and _handover is not None and not _handover.suits(order.environment)
 
@@ -318,7 +318,7 @@ def _directory_of(file: str) -> str:
     return os.path.dirname(os.path.realpath(file))
 
 
-def _compiled(order: Program, path: str) -> CodeType | None:
+def _compiled(order: ProgramBlock, path: str) -> CodeType | None:
     """The program's code, or None where the interpreter itself had better read it."""
     if order.mode == "code":
         # Since 3.13 the interpreter keeps the text of a command for its tracebacks, in ways of its own.

@@ -21,7 +21,7 @@ from tidebox.broker.runs.stdin import StdinRules
 from tidebox.broker.storage.log_frames import LogFrame
 from tidebox.errors import BoxGone, ShuttingDown
 from tidebox.model.box import BoxSpec
-from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.events import Event, Exited, OutputEvent, Started
 from tidebox.model.execution_request import ExecutionRequest
 from tidebox.model.launch import plan_code
 from tidebox.model.limits import MIB, Limits
@@ -80,7 +80,7 @@ async def is_running(broker: Broker, run: Run) -> None:
 
 
 def text_of(entries: list[LogEntry]) -> str:
-    return b"".join(entry.data for entry in entries if isinstance(entry, Output)).decode()
+    return b"".join(entry.data for entry in entries if isinstance(entry, OutputEvent)).decode()
 
 
 def test_an_execution_emits_its_events(play: Play) -> None:
@@ -95,7 +95,7 @@ def test_an_execution_emits_its_events(play: Play) -> None:
         assert ending.usage.wall_seconds > 0
         assert isinstance(events[0], Started)
         assert isinstance(events[-1], Exited)
-        assert b"".join(event.data for event in events if isinstance(event, Output)) == b"hi\n"
+        assert b"".join(event.data for event in events if isinstance(event, OutputEvent)) == b"hi\n"
 
     play(scenario)
 
@@ -120,7 +120,7 @@ def test_a_program_that_ignores_the_signal_is_killed(play: Play) -> None:
         up = asyncio.Event()
 
         async def listen(event: Event) -> None:
-            if isinstance(event, Output):
+            if isinstance(event, OutputEvent):
                 up.set()
 
         execution = broker.execute(ADA, order(STUBBORN), listen)
@@ -234,7 +234,7 @@ def test_an_interactive_run_answers(play: Play) -> None:
 
 
 def _is_output(item: object) -> bool:
-    return isinstance(item, LogFrame) and isinstance(item.entry, Output)
+    return isinstance(item, LogFrame) and isinstance(item.entry, OutputEvent)
 
 
 def test_a_log_is_cut_where_it_may_not_grow(play: Play) -> None:

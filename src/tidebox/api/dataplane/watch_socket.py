@@ -18,7 +18,7 @@ from tidebox.api.dataplane.connection import (
     revoked,
 )
 from tidebox.api.dataplane.paths import DataplaneTarget
-from tidebox.broker.sandboxes.sandbox import SandboxAccess, Watch
+from tidebox.broker.sandboxes.sandbox import BoxWatch, SandboxAccess
 from tidebox.errors import CapabilityDenied, Conflict, TideboxError, Unauthorized
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.sandbox import Capability
@@ -40,7 +40,7 @@ class WatchConnection(DataplaneConnection):
         super().__init__(shared, scope, target, send)
         self._path = path
         self._recursive = recursive
-        self._watch: Watch | None = None
+        self._watch: BoxWatch | None = None
         self._telling: asyncio.Task[None] | None = None
 
     async def _begin(self) -> None:
@@ -64,7 +64,7 @@ class WatchConnection(DataplaneConnection):
     async def _handle(self, request: Request) -> None:
         raise Conflict("on this connection changes are told, and nothing is started")
 
-    async def _tell_changes(self, watch: Watch) -> None:
+    async def _tell_changes(self, watch: BoxWatch) -> None:
         """Send changes until the directory, the sandbox or the token's time is over."""
         try:
             while changes := await self._changes(watch):
@@ -90,7 +90,7 @@ class WatchConnection(DataplaneConnection):
             return
         await self._close(POLICY if isinstance(error, Unauthorized) else NORMAL)
 
-    async def _changes(self, watch: Watch) -> list[TreeChange]:
+    async def _changes(self, watch: BoxWatch) -> list[TreeChange]:
         waiting = asyncio.ensure_future(watch.changes())
         try:
             # A new token, shown meanwhile, may give more time.

@@ -18,7 +18,7 @@ from tidebox.api.rate_limit import RateLimiter
 from tidebox.broker.broker import Broker
 from tidebox.broker.runs.ephemeral import EphemeralExecution
 from tidebox.errors import Busy, ExecFailed, InvalidRequest, TideboxError, UnknownLanguage
-from tidebox.model.events import Event, Output, Started, StreamName
+from tidebox.model.events import Event, OutputEvent, Started, StreamName
 from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest
 from tidebox.model.languages import Languages
 from tidebox.model.limits import MIB
@@ -80,7 +80,7 @@ class _ConnectedExecution:
         """Send what happened, waiting while the client has too much to read already."""
         if self._outbox.closed:
             return
-        if isinstance(event, Output):
+        if isinstance(event, OutputEvent):
             stream, data = event.stream, event.data
             for start in range(0, len(data), MAX_DATA_BYTES):
                 piece = data[start : start + MAX_DATA_BYTES]

@@ -18,7 +18,7 @@ from tidebox.api.route_dependencies import CallerDep, ServicesDep, errors
 from tidebox.broker.runs.log_hub import LogReader
 from tidebox.broker.storage.log_frames import Gap, LogFrame
 from tidebox.broker.storage.log_store import Extent, StoredLog
-from tidebox.model.events import Output
+from tidebox.model.events import OutputEvent
 
 router = APIRouter(tags=["runs"])
 
@@ -193,7 +193,7 @@ async def _rendered(reader: LogReader, stream: StreamChoice | None, lines: bool)
 
 
 def _render(item: LogFrame | Gap, stream: StreamChoice | None, lines: bool) -> bytes:
-    output = item.entry if isinstance(item, LogFrame) and isinstance(item.entry, Output) else None
+    output = item.entry if isinstance(item, LogFrame) and isinstance(item.entry, OutputEvent) else None
     if output is not None and stream not in (None, output.stream):
         return b""
     if lines:

@@ -10,7 +10,7 @@ import msgspec
 
 from tidebox.broker.storage.log_frames import Gap, LogFrame
 from tidebox.errors import TideboxError
-from tidebox.model.events import EgressSeen, Output, Preparing
+from tidebox.model.events import EgressSeen, OutputEvent, Preparing
 from tidebox.model.limits import MIB
 from tidebox.model.log import Began, Ended, Heartbeat, InputClosed, PhaseChanged, Truncated
 from tidebox.model.run import Run
@@ -58,7 +58,7 @@ def render(item: LogFrame | Gap) -> bytes:
         }
         return _event("resume", data, item.delivered)
     entry, seq = item.entry, item.seq
-    if isinstance(entry, Output):
+    if isinstance(entry, OutputEvent):
         return _output(entry, seq)
     if isinstance(entry, Heartbeat):
         return _encode(_HeartbeatFrame("heartbeat", moment(entry.at), seq))
@@ -119,7 +119,7 @@ def _event(name: str, data: Mapping[str, Any], seq: int) -> bytes:
         return _encode(_EventFrame("event", name, clean, seq))
 
 
-def _output(entry: Output, seq: int) -> bytes:
+def _output(entry: OutputEvent, seq: int) -> bytes:
     try:
         text = _encode(_OutputFrame(entry.stream, "utf8", entry.data.decode(), seq))
         if len(text) <= MAX_MESSAGE_BYTES:

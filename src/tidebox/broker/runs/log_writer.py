@@ -6,7 +6,7 @@ import asyncio
 
 from tidebox.broker.run_metrics import RunMetrics
 from tidebox.broker.runs.log_hub import LogChannel
-from tidebox.model.events import Output, StreamName
+from tidebox.model.events import OutputEvent, StreamName
 from tidebox.model.log import Truncated
 
 # As base64 in a JSON frame this stays below 64 KiB, the longest message clients are promised.
@@ -88,7 +88,7 @@ class LogWriter:
             piece = kept[start : start + PIECE_BYTES]
             if start + len(piece) < len(kept):
                 piece = piece[: complete_length(piece)]
-            self._channel.publish(Output(stream, piece))
+            self._channel.publish(OutputEvent(stream, piece))
             start += len(piece)
         if kept:
             self._metrics.logged(len(kept))

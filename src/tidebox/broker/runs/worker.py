@@ -21,7 +21,7 @@ from tidebox.broker.runs.run_plan import RunPlan
 from tidebox.broker.runs.scheduler import Scheduler, Ticket, TicketState
 from tidebox.broker.runs.stdin import StdinFeed
 from tidebox.errors import QueueExpired, ShuttingDown, StoreInDoubt, StoreUnavailable, TideboxError
-from tidebox.model.events import EgressSeen, Event, Exited, Output, Preparing, Started
+from tidebox.model.events import EgressSeen, Event, Exited, OutputEvent, Preparing, Started
 from tidebox.model.log import Began, InputClosed, PhaseChanged, Truncated
 from tidebox.model.one_shot_flag import OneShotFlag
 from tidebox.model.packages import PACKAGE_ERRORS, Packages
@@ -254,7 +254,7 @@ class Worker:
                     self._report_packages("built", event.layer)
                 return
             await self._wait_running_announced()
-            if isinstance(event, Output):
+            if isinstance(event, OutputEvent):
                 log.write(event.stream, event.data)
             elif isinstance(event, Exited):
                 log.flush()

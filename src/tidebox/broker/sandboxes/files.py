@@ -17,7 +17,7 @@ from tidebox.model.box import FileInfo
 from tidebox.model.ids import new_id
 
 if TYPE_CHECKING:
-    from tidebox.runtime.base import Files
+    from tidebox.runtime.base import LiveFiles
 
 _DEFAULT_MODE = 0o644
 _PERMISSIONS = 0o7777
@@ -99,7 +99,7 @@ class SandboxFiles(abc.ABC):
 class LocalFiles(SandboxFiles):
     """Files of a box of this server."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: LiveFiles) -> None:
         self._files = files
 
     async def stat(self, path: str) -> FileInfo:

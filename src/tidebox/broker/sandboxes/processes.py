@@ -20,7 +20,7 @@ from tidebox.broker.output_log import OutputLog
 from tidebox.broker.sandboxes.sandbox import LiveSandbox
 from tidebox.errors import InternalError, InvalidRequest, NotFound, QuotaExceeded, TideboxError
 from tidebox.model.box import Command
-from tidebox.model.events import Exited, Output, Started, StreamName
+from tidebox.model.events import Exited, OutputEvent, Started, StreamName
 from tidebox.model.ids import new_id
 from tidebox.model.limits import KIB, MIB
 from tidebox.model.sandbox import Capability
@@ -198,7 +198,7 @@ class ManagedProcess:
     async def _follow(self) -> None:
         try:
             async for event in self._exec.events():
-                if isinstance(event, Output):
+                if isinstance(event, OutputEvent):
                     self._add(event.stream, event.data)
                     # One that was killed writes no more: its end does not wait for a reader that stands still.
                     while self._output.stop - self._unread > WINDOW_BYTES and not self._ending:

@@ -14,7 +14,7 @@ from tidebox.model.box import Command
 from tidebox.model.principal import Actor, Principal
 from tidebox.model.sandbox import Capability
 from tidebox.runtime.base import Box, Exec
-from tidebox.runtime.base import Watch as Watch  # surfaces hold one, and know no runtime
+from tidebox.runtime.base import BoxWatch as BoxWatch  # surfaces hold one, and know no runtime
 
 
 class SandboxOperations(abc.ABC):
@@ -30,7 +30,7 @@ class SandboxOperations(abc.ABC):
         """Start a program."""
 
     @abc.abstractmethod
-    async def watch(self, path: str, recursive: bool) -> Watch:
+    async def watch(self, path: str, recursive: bool) -> BoxWatch:
         """Be told of changes in a directory of the workspace."""
 
 
@@ -127,7 +127,7 @@ class _LocalOperations(SandboxOperations):
         """Start a program in the box."""
         return await self._box.exec(command)
 
-    async def watch(self, path: str, recursive: bool) -> Watch:
+    async def watch(self, path: str, recursive: bool) -> BoxWatch:
         """Watch a directory of the box."""
         return await self._box.watch(path, recursive)
 

@@ -22,7 +22,7 @@ import msgspec
 
 from tidebox.broker.storage.log_frames import LogFrame
 from tidebox.broker.storage.log_store import Extent, KeptLog, LogSink, LogStore, StoredLog
-from tidebox.model.events import EgressSeen, Output, Preparing
+from tidebox.model.events import EgressSeen, OutputEvent, Preparing
 from tidebox.model.log import Began, Heartbeat, InputClosed, LogEntry, PhaseChanged, Truncated
 from tidebox.model.run import Phase
 
@@ -42,7 +42,7 @@ _STDOUT, _STDERR, _PHASE, _BEGAN, _TRUNCATED, _INPUT_CLOSED, _HEARTBEAT, _PREPAR
 def encode(frame: LogFrame) -> bytes:
     """The record of an entry."""
     entry = frame.entry
-    if isinstance(entry, Output):
+    if isinstance(entry, OutputEvent):
         kind, data = (_STDOUT if entry.stream == "stdout" else _STDERR), entry.data
     elif isinstance(entry, PhaseChanged):
         kind, data = _PHASE, entry.phase.value.encode()
@@ -64,8 +64,8 @@ def encode(frame: LogFrame) -> bytes:
 
 
 _DECODERS: dict[int, Callable[[bytes], LogEntry]] = {
-    _STDOUT: lambda data: Output("stdout", data),
-    _STDERR: lambda data: Output("stderr", data),
+    _STDOUT: lambda data: OutputEvent("stdout", data),
+    _STDERR: lambda data: OutputEvent("stderr", data),
     _PHASE: lambda data: PhaseChanged(Phase(data.decode())),
     _BEGAN: lambda data: Began(_TIME.unpack(data)[0]),
     _TRUNCATED: lambda data: Truncated(data.decode()),

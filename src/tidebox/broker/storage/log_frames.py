@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidebox.model.events import Output
+from tidebox.model.events import OutputEvent
 from tidebox.model.log import LogEntry
 
 # What an entry costs besides the bytes of its output, about.
@@ -26,7 +26,7 @@ class LogFrame:
     @property
     def size(self) -> int:
         """About how much memory it takes."""
-        return _ENTRY_BYTES + (len(self.entry.data) if isinstance(self.entry, Output) else 0)
+        return _ENTRY_BYTES + (len(self.entry.data) if isinstance(self.entry, OutputEvent) else 0)
 
 
 @dataclass(frozen=True, slots=True)

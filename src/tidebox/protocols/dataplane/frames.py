@@ -162,7 +162,7 @@ class InputTaken(msgspec.Struct, tag="input_taken"):
     bytes: int
 
 
-class Output(msgspec.Struct):
+class OutputFrame(msgspec.Struct):
     """Bytes as the program wrote them, as text where they are some; ``offset`` is where the output goes on."""
 
     data: str
@@ -177,11 +177,11 @@ class Output(msgspec.Struct):
             raise ServerProtocolError("the sandbox sent output that is not base64") from None
 
 
-class Stdout(Output, tag="stdout"):
+class Stdout(OutputFrame, tag="stdout"):
     """A piece of standard output."""
 
 
-class Stderr(Output, tag="stderr"):
+class Stderr(OutputFrame, tag="stderr"):
     """A piece of standard error."""
 
 

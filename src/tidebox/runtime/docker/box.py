@@ -14,7 +14,7 @@ from tidebox.model.limits import MIB, Limits
 from tidebox.model.result import Usage
 from tidebox.model.runtimes import Features
 from tidebox.runtime.docker.containers import EngineFacts, limits_of
-from tidebox.runtime.docker.engine import Engine
+from tidebox.runtime.docker.engine import DockerEngine
 from tidebox.runtime.docker.groups import Group
 from tidebox.runtime.link import Link
 from tidebox.runtime.shared.box import USAGE, AgentBox
@@ -34,7 +34,7 @@ class DockerBox(AgentBox):
         self,
         name: str,
         image_digest: str,
-        engine: Engine,
+        engine: DockerEngine,
         facts: EngineFacts,
         link: Link,
         spec: BoxSpec,

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 
-from tidebox.runtime.docker.engine import Engine
+from tidebox.runtime.docker.engine import DockerEngine
 from tidebox.runtime.shared import tools
 from tidebox.runtime.shared.archives import tar_of
 
@@ -16,14 +16,14 @@ _PLACE = "/tidebox"
 Provide = Callable[[], Awaitable[str]]
 
 
-async def collect(engine: Engine, machine: str, labels: dict[str, str], provide: Provide) -> bytes:
+async def collect(engine: DockerEngine, machine: str, labels: dict[str, str], provide: Provide) -> bytes:
     """An archive of an interpreter with the agent; ``provide`` gives an image with a Python, where one is needed."""
     if tools.runs_here(machine):
         return await asyncio.to_thread(tools.collect_here)
     return await _collect_in(engine, await provide(), labels)
 
 
-async def _collect_in(engine: Engine, image: str, labels: dict[str, str]) -> bytes:
+async def _collect_in(engine: DockerEngine, image: str, labels: dict[str, str]) -> bytes:
     """The same in a container that has nothing but the image and our files."""
     name = f"tidebox-tools-{secrets.token_hex(8)}"
     body = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from tidebox.errors import AgentProtocolError
 from tidebox.runtime.docker.endpoint import Endpoint
-from tidebox.runtime.link.stream import HIGH_WATER, Owner
+from tidebox.runtime.link.stream import HIGH_WATER, StreamReceiver
 
 if TYPE_CHECKING:
     from tidebox.wire.cbor import Buffer
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def hand_over(self, owner: Owner) -> AttachedStream:
+    def hand_over(self, owner: StreamReceiver) -> AttachedStream:
         """Turn it into the streams of a container."""
         assert self._transport is not None
         stream = AttachedStream(self._transport, owner)
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
 class AttachedStream(asyncio.Protocol):
     """Standard input and output of a container as one stream; the end of its standard error is kept."""
 
-    def __init__(self, transport: asyncio.Transport, owner: Owner) -> None:
+    def __init__(self, transport: asyncio.Transport, owner: StreamReceiver) -> None:
         self._transport = transport
         self._owner = owner
         self._open = True

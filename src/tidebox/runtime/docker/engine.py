@@ -44,7 +44,7 @@ class _Answer:
     bodiless: bool = False
 
 
-class Engine:
+class DockerEngine:
     """The engine at an address."""
 
     def __init__(self, endpoint: Endpoint) -> None:

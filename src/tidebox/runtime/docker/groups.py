@@ -17,7 +17,7 @@ from pathlib import Path
 from tidebox.errors import ProvisionFailed
 from tidebox.model.limits import MIB
 from tidebox.runtime.docker.containers import EngineFacts
-from tidebox.runtime.docker.engine import Engine
+from tidebox.runtime.docker.engine import DockerEngine
 
 # Of a container's memory, as in boxes of the native runtime.
 _SHARE, _LEAST = 4, 8 * MIB
@@ -71,7 +71,7 @@ class Group:
 class Groups:
     """Those of one engine's containers."""
 
-    def __init__(self, engine: Engine, facts: EngineFacts) -> None:
+    def __init__(self, engine: DockerEngine, facts: EngineFacts) -> None:
         self._engine = engine
         self._unified = not needs_socket_limit(facts)
         self._places: Mapping[str, str] | None = None

@@ -18,7 +18,7 @@ from tidebox.model.launch import SCRATCH, WORKSPACE
 from tidebox.model.runtimes import ResolvedImage
 from tidebox.runtime import launchers
 from tidebox.runtime.docker.containers import ImageFacts
-from tidebox.runtime.docker.engine import Engine, EngineRefused
+from tidebox.runtime.docker.engine import DockerEngine, EngineRefused
 
 MAX_NAME = 255
 
@@ -44,7 +44,7 @@ _LINK = 1 << 27
 Tell = Callable[[Preparing], None]
 
 
-class Images:
+class DockerImages:
     """The known facts of an engine's images, and the patterns of the names that are allowed."""
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
@@ -78,7 +78,7 @@ class Images:
         rest = [facts for facts in self._known.values() if facts not in first]
         return [ResolvedImage(facts.name, facts.digest) for facts in (*first, *rest)]
 
-    async def inspect(self, engine: Engine, name: str) -> ImageFacts | None:
+    async def inspect(self, engine: DockerEngine, name: str) -> ImageFacts | None:
         """Ask the engine for an image's facts and remember them; None where it has none of that name."""
         name = self.canonical(name)
         try:
@@ -106,7 +106,7 @@ class Images:
         else:
             self._known.pop(self.canonical(name), None)
 
-    async def provide(self, engine: Engine, name: str, tell: Tell) -> ImageFacts:
+    async def provide(self, engine: DockerEngine, name: str, tell: Tell) -> ImageFacts:
         """The image, pulled where it is not there; raises ``UnknownImage`` or ``InvalidImage`` where it cannot be had.
 
         Several who wait for one image wait for one pull of the engine's.
@@ -123,7 +123,7 @@ class Images:
             raise InvalidImage(f"the image {name} was pulled and is not there", image=name)
         return facts
 
-    async def vet(self, engine: Engine, image: ImageFacts, container: str) -> None:
+    async def vet(self, engine: DockerEngine, image: ImageFacts, container: str) -> None:
         """Refuse an image by which what is mounted at a place of ours would land elsewhere; seen in a container of it
         that was not started yet."""
         if image.id in self._vetted:
@@ -137,7 +137,7 @@ class Images:
         while len(self._vetted) > _MOST_KNOWN:
             self._vetted.popitem(last=False)
 
-    async def _pull(self, engine: Engine, name: str, tell: Tell) -> None:
+    async def _pull(self, engine: DockerEngine, name: str, tell: Tell) -> None:
         tell(Preparing(f"pulling the image {name}"))
         repository, tag = _split(name)
         loop = asyncio.get_running_loop()
@@ -160,7 +160,7 @@ class Images:
         except EngineRefused as error:
             raise _not_pulled(name, error.message) from None
 
-    async def prepull(self, engine: Engine, names: Sequence[str], tell: Tell) -> None:
+    async def prepull(self, engine: DockerEngine, names: Sequence[str], tell: Tell) -> None:
         """Have these images before anybody asks for them, as far as they can be had."""
         for name in names:
             try:

@@ -8,9 +8,9 @@ import logging
 from dataclasses import dataclass
 
 from tidebox.errors import TideboxError
-from tidebox.runtime.docker.engine import Engine, EngineRefused
+from tidebox.runtime.docker.engine import DockerEngine, EngineRefused
 from tidebox.runtime.docker.tools import remove_scratch
-from tidebox.runtime.shared.owners import INSTALLATION, OWNER, Owner
+from tidebox.runtime.shared.owners import INSTALLATION, OWNER, OwnerFile
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _LATE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _ListedContainer:
     """A container, as it is listed."""
 
     id: str
@@ -36,7 +36,7 @@ class _Found:
 class Removal:
     """Removes the containers of one owner."""
 
-    def __init__(self, engine: Engine, owner: Owner) -> None:
+    def __init__(self, engine: DockerEngine, owner: OwnerFile) -> None:
         self._engine = engine
         self._owner = owner
         self._slots = asyncio.Semaphore(_AT_ONCE)
@@ -110,12 +110,12 @@ class Removal:
             if name in made or now > until:
                 del self._late[name]
 
-    async def _labelled(self, label: str) -> list[_Found]:
+    async def _labelled(self, label: str) -> list[_ListedContainer]:
         filters = json.dumps({"label": [label]})
         found = await self._engine.call("GET", "/containers/json", query={"all": "1", "filters": filters})
         with self._engine.understood("the list of containers"):
             return [
-                _Found(
+                _ListedContainer(
                     id=str(item["Id"]),
                     names=tuple(str(name).lstrip("/") for name in item.get("Names") or ()),
                     owner=str(item["Labels"].get(OWNER, "")),

@@ -37,14 +37,14 @@ from tidebox.runtime.docker import probe, seccomp
 from tidebox.runtime.docker.box import DockerBox
 from tidebox.runtime.docker.containers import EngineFacts, Hardening, ImageFacts, container_body
 from tidebox.runtime.docker.endpoint import find_endpoint
-from tidebox.runtime.docker.engine import Engine, EngineRefused
+from tidebox.runtime.docker.engine import DockerEngine, EngineRefused
 from tidebox.runtime.docker.groups import Groups
-from tidebox.runtime.docker.images import Images
+from tidebox.runtime.docker.images import DockerImages
 from tidebox.runtime.docker.removal import Removal
-from tidebox.runtime.docker.tools import Tools, make_scratch, remove_scratch
+from tidebox.runtime.docker.tools import AgentVolume, make_scratch, remove_scratch
 from tidebox.runtime.link import Link
 from tidebox.runtime.relay import Relay
-from tidebox.runtime.shared.owners import Owner
+from tidebox.runtime.shared.owners import OwnerFile
 from tidebox.runtime.shared.tools import agent_command, filter_path
 from tidebox.wire.messages import EXEC_LIMITS, Bootstrap, EnvVar, Ready
 
@@ -69,10 +69,10 @@ _MISSING = 404
 class _Connected:
     """An engine that answered, and what goes with it."""
 
-    engine: Engine
+    engine: DockerEngine
     facts: EngineFacts
-    tools: Tools
-    owner: Owner
+    tools: AgentVolume
+    owner: OwnerFile
     removal: Removal
     groups: Groups
     report: RuntimeReport | None = None
@@ -89,7 +89,7 @@ class DockerRuntime(Runtime):
         self._settings = settings
         self.max_processes = settings.max_processes
         self.interpreters = {"python3": "python3", "node": "node", "sh": "sh"}
-        self._images = Images(settings.docker.allowed_images)
+        self._images = DockerImages(settings.docker.allowed_images)
         self._directory: Path = settings.data_dir / "docker"
         self._numbers = itertools.count(1)
         self._work: dict[str, asyncio.Task[Any]] = {}
@@ -151,12 +151,12 @@ class DockerRuntime(Runtime):
 
     async def _look(self) -> _Connected:
         endpoint = await asyncio.to_thread(find_endpoint, self._settings.docker.host, self._settings.environment)
-        engine = Engine(endpoint)
+        engine = DockerEngine(endpoint)
         info, version = await engine.call("GET", "/info"), await engine.call("GET", "/version")
         with engine.understood("the engine itself"):
             facts = probe.facts_of(info, version)
         self._choose_runtime(facts)
-        owner = await asyncio.to_thread(Owner, self._directory)
+        owner = await asyncio.to_thread(OwnerFile, self._directory)
         removal = Removal(engine, owner)
         self.version = facts.version
 
@@ -164,7 +164,7 @@ class DockerRuntime(Runtime):
             image = await self._images.provide(engine, LANGUAGE_IMAGES["python"], lambda _: None)
             return image.id
 
-        tools = Tools(engine, facts.machine, owner.labels, python)
+        tools = AgentVolume(engine, facts.machine, owner.labels, python)
         connected = _Connected(engine, facts, tools, owner, removal, Groups(engine, facts))
         # What does not go holds nobody up.
         self._later(removal.sweep())
@@ -219,7 +219,7 @@ class DockerRuntime(Runtime):
             if scratch is not None:
                 await remove_scratch(engine, connected.owner.name)
 
-    async def _look_at_defaults(self, engine: Engine) -> None:
+    async def _look_at_defaults(self, engine: DockerEngine) -> None:
         for name in dict.fromkeys(LANGUAGE_IMAGES.values()):
             try:
                 await self._images.inspect(engine, name)
@@ -404,7 +404,7 @@ class DockerRuntime(Runtime):
             self._connected.owner.close(nothing_left=nothing_left and not self._boxes)
 
 
-async def _start(engine: Engine, box: DockerBox, first: Command | None, first_input: bytes) -> None:
+async def _start(engine: DockerEngine, box: DockerBox, first: Command | None, first_input: bytes) -> None:
     """Start a container, with its first program on the way: the agent finds it when it comes to life."""
     starting = asyncio.get_running_loop().create_task(engine.call("POST", f"/containers/{box.id}/start"))
     try:

@@ -14,7 +14,7 @@ import re
 from tidebox.errors import StartupTimeout, TideboxError
 from tidebox.runtime import launchers
 from tidebox.runtime.docker import collecting
-from tidebox.runtime.docker.engine import Engine, EngineRefused
+from tidebox.runtime.docker.engine import DockerEngine, EngineRefused
 from tidebox.runtime.shared import tools
 from tidebox.runtime.shared.archives import tar_of
 
@@ -30,10 +30,10 @@ _MISSING, _IN_USE = 404, 409
 _WITH_ALL_OF_IT = {"force": "1", "v": "1"}
 
 
-class Tools:
+class AgentVolume:
     """The volume of one engine."""
 
-    def __init__(self, engine: Engine, machine: str, labels: dict[str, str], provide: collecting.Provide) -> None:
+    def __init__(self, engine: DockerEngine, machine: str, labels: dict[str, str], provide: collecting.Provide) -> None:
         """``provide`` gives an image with a Python, for where this machine's own would not run."""
         self._engine = engine
         self._provide = provide
@@ -143,7 +143,7 @@ class Tools:
         return await asyncio.to_thread(tools.complete, collected, self._machine)
 
 
-async def make_scratch(engine: Engine, owner: str) -> str:
+async def make_scratch(engine: DockerEngine, owner: str) -> str:
     """An image of nothing, to make containers of that need none; who made it removes it, or who comes after them."""
     name = _scratch(owner)
     empty = tar_of({".tidebox/empty": b""})
@@ -152,7 +152,7 @@ async def make_scratch(engine: Engine, owner: str) -> str:
     return name
 
 
-async def remove_scratch(engine: Engine, owner: str) -> None:
+async def remove_scratch(engine: DockerEngine, owner: str) -> None:
     """Remove the image of that owner, if it is there."""
     try:
         await engine.call("DELETE", f"/images/{_scratch(owner)}", query={"force": "1"})

@@ -31,7 +31,7 @@ from tidebox.runtime.gvisor.bundle import Root
 from tidebox.runtime.native import host
 from tidebox.runtime.native.plan import host_root_plan
 from tidebox.runtime.shared import tools
-from tidebox.runtime.shared.owners import Owner
+from tidebox.runtime.shared.owners import OwnerFile
 from tidebox.spawner import steps
 
 _TOOLS = "tools-"
@@ -45,7 +45,7 @@ class Places:
     def __init__(self, directory: Path) -> None:
         """Raises OSError where nothing can be written."""
         self._directory = directory
-        self.owner = Owner(directory)
+        self.owner = OwnerFile(directory)
         self._own = directory / "run" / self.owner.name
         self.state = self._own / "state"
         self._boxes = self._own / "boxes"

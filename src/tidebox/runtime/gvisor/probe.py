@@ -8,7 +8,7 @@ from typing import Any
 
 from tidebox.errors import ProvisionFailed
 from tidebox.model.box import BoxSpec, Command
-from tidebox.model.events import Exited, Output
+from tidebox.model.events import Exited, OutputEvent
 from tidebox.model.limits import Limits
 from tidebox.model.runtimes import Finding, Guarantee, RuntimeReport
 from tidebox.runtime.base import Box
@@ -33,7 +33,7 @@ async def examine(box: Box, facts: Mapping[str, str], groups_problem: str | None
     await program.end_input()
     said = b""
     async for event in program.events():
-        if isinstance(event, Output) and len(said) < _MOST_TOLD:
+        if isinstance(event, OutputEvent) and len(said) < _MOST_TOLD:
             said += event.data
         elif isinstance(event, Exited) and event.code != 0:
             raise ProvisionFailed(f"a sandbox could not be examined: {said[-200:]!r}", step="probe")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from tidebox import errors
 from tidebox.model.box import Command
-from tidebox.model.events import Event, Exited, Output, Started, StdinRefused
+from tidebox.model.events import Event, Exited, OutputEvent, Started, StdinRefused
 from tidebox.runtime.base import Exec
-from tidebox.runtime.link.session import PACED_LIMIT, Item, Session
+from tidebox.runtime.link.session import PACED_LIMIT, Item, MessageQueue
 from tidebox.wire.messages import (
     OUTPUT_ACK_OVERHEAD,
     ExecExited,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 STDIN_CHUNK_SIZE = 65_536
 
 
-class LinkExec(Session, Exec):
+class LinkExec(MessageQueue, Exec):
     """The handle of one exec; also the iterator of its events."""
 
     def __init__(self, link: Link, id: int, limits: ExecLimits | None) -> None:
@@ -115,10 +115,10 @@ class LinkExec(Session, Exec):
     def _event(self, item: Item) -> Event | None:
         if isinstance(item, ExecStdout):
             self._consume(len(item.data))
-            return Output("stdout", bytes(item.data))
+            return OutputEvent("stdout", bytes(item.data))
         if isinstance(item, ExecStderr):
             self._consume(len(item.data))
-            return Output("stderr", bytes(item.data))
+            return OutputEvent("stderr", bytes(item.data))
         if isinstance(item, ExecStarted):
             return Started(item.pid)
         if isinstance(item, ExecExited):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from tidebox.errors import AgentProtocolError, FileOperationFailed
 from tidebox.model.box import FileInfo
-from tidebox.runtime.base import Files
+from tidebox.runtime.base import LiveFiles
 from tidebox.runtime.link.flows import BulkSession, chunks_of
-from tidebox.runtime.link.session import Session
+from tidebox.runtime.link.session import MessageQueue
 from tidebox.wire import bulk
 from tidebox.wire import files as wire
 from tidebox.wire.bulk import BulkAccepted, BulkFinish, BulkRecord
@@ -25,7 +25,7 @@ WRITE_CHUNK_SIZE = 1 << 20
 _READ_DIR_LIMIT = 4096
 
 
-class LinkFiles(Files):
+class LinkFiles(LiveFiles):
     """File operations of one link. ``call`` takes every operation of the protocol."""
 
     def __init__(self, link: Link) -> None:
@@ -33,7 +33,7 @@ class LinkFiles(Files):
 
     async def call(self, operation: wire.Operation) -> wire.ResponseData | None:
         """One operation with one answer; FileOperationFailed with the agent's words."""
-        session = Session(self._link, self._link.allocate_id())
+        session = MessageQueue(self._link, self._link.allocate_id())
         self._link.start(session, FsRequest(op=operation))
         try:
             return _outcome(await session.next())

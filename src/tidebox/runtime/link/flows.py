@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from tidebox.errors import AgentProtocolError
-from tidebox.runtime.link.session import Item, Session
+from tidebox.runtime.link.session import Item, MessageQueue
 from tidebox.wire import bulk
 from tidebox.wire.bulk import BulkAccepted, BulkCancel, BulkCredit, BulkFinish, BulkOffer, BulkRecord
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tidebox.runtime.link.link import Link
 
 
-class BulkSession(Session):
+class BulkSession(MessageQueue):
     """A session that offered bulk transfer."""
 
     def __init__(self, link: Link, id: int, kind: int, *, paced: bool) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from tidebox import errors
 from tidebox.runtime.link.execs import LinkExec
 from tidebox.runtime.link.files import LinkFiles
-from tidebox.runtime.link.session import Session
-from tidebox.runtime.link.stream import Connect, Owner, SocketStream, Stream
+from tidebox.runtime.link.session import MessageQueue
+from tidebox.runtime.link.stream import Connect, SocketStream, Stream, StreamReceiver
 from tidebox.runtime.link.tcp import TcpStream
 from tidebox.wire.bulk import BulkRecord
 from tidebox.wire.connection import HostConnection
@@ -49,7 +49,7 @@ class Link:
 
     def __init__(self, connection: socket.socket | Connect, generation: int, through_relay: bool) -> None:
         self._connection = HostConnection(generation, through_relay=through_relay)
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, MessageQueue] = {}
         self._holding: set[object] = set()
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._closed = asyncio.get_running_loop().create_future()
@@ -176,12 +176,12 @@ class Link:
         self.check()
         return self._connection.ids.allocate(self._sessions)
 
-    def start(self, session: Session, request: Message) -> None:
+    def start(self, session: MessageQueue, request: Message) -> None:
         """Send the first message of a session and route what comes back to it."""
         self.send(request, session.id)
         self.expect(session)
 
-    def expect(self, session: Session) -> None:
+    def expect(self, session: MessageQueue) -> None:
         """Route what comes for a session that the agent knows of already."""
         self._sessions[session.id] = session
 
@@ -236,7 +236,7 @@ class Link:
             if not self._holding:
                 self._stream.resume_reading()
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: MessageQueue) -> None:
         """Drop frames of that id from now on."""
         if self._sessions.get(session.id) is session:
             del self._sessions[session.id]
@@ -303,7 +303,7 @@ class Link:
             session.deliver(message, terminal)
 
     async def _call(self, request: Message, answer_type: type[Answer]) -> Answer:
-        session = Session(self, self.allocate_id())
+        session = MessageQueue(self, self.allocate_id())
         self.start(session, request)
         try:
             answer = await session.next()
@@ -330,7 +330,7 @@ class Link:
 
 
 def _over(sock: socket.socket) -> Connect:
-    def connect(owner: Owner) -> Stream:
+    def connect(owner: StreamReceiver) -> Stream:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         return SocketStream(sock, owner)
 

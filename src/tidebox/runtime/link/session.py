@@ -38,17 +38,17 @@ class Port(Protocol):
     async def drain(self) -> None:
         """Wait while the peer does not read."""
 
-    def hold(self, session: Session) -> None:
+    def hold(self, session: MessageQueue) -> None:
         """Stop reading from the peer until ``release``."""
 
-    def release(self, session: Session) -> None:
+    def release(self, session: MessageQueue) -> None:
         """This session holds nobody back any more."""
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: MessageQueue) -> None:
         """Drop what still arrives for the session."""
 
 
-class Session:
+class MessageQueue:
     """Queue and end of one id. Subclasses handle messages at once by overriding ``deliver``."""
 
     def __init__(self, port: Port, id: int, *, paced: bool = False) -> None:

@@ -16,7 +16,7 @@ HIGH_WATER = 1 << 20
 LOW_WATER = HIGH_WATER // 4
 
 
-class Owner(Protocol):
+class StreamReceiver(Protocol):
     """Receiver of a stream's data and of the events in its life."""
 
     def get_buffer(self) -> memoryview:
@@ -51,14 +51,14 @@ class Stream(Protocol):
         """Close now; what is unsent is dropped."""
 
 
-Connect = Callable[[Owner], Stream]
+Connect = Callable[[StreamReceiver], Stream]
 """Makes the stream of an owner out of a connection that is there."""
 
 
 class SocketStream:
     """Sends at once what the socket takes and the rest when it can; owns the socket."""
 
-    def __init__(self, sock: socket.socket, owner: Owner) -> None:
+    def __init__(self, sock: socket.socket, owner: StreamReceiver) -> None:
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._fd = sock.fileno()

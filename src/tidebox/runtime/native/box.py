@@ -21,13 +21,13 @@ from tidebox.model.limits import MIB, Limits
 from tidebox.model.result import Usage
 from tidebox.model.runtimes import Features
 from tidebox.runtime import workspaces
-from tidebox.runtime.base import Box, Exec, Files, Watch
+from tidebox.runtime.base import Box, BoxWatch, Exec, LiveFiles
 from tidebox.runtime.capture import capture, capture_into
 from tidebox.runtime.link import Link, exec_request
 from tidebox.runtime.native.descriptors import Descriptors
 from tidebox.runtime.native.outward import Outward
 from tidebox.runtime.native.piped import PipedExec
-from tidebox.runtime.native.spawner import Spawner
+from tidebox.runtime.native.spawner import SpawnerClient
 from tidebox.runtime.native.usage import Meter
 from tidebox.runtime.native.watch import Watches
 from tidebox.runtime.relay import Relay
@@ -54,7 +54,7 @@ class NativeBox(Box):
         self,
         id: str,
         image_digest: str,
-        spawner: Spawner,
+        spawner: SpawnerClient,
         descriptors: Descriptors,
         link: Link | None,
         single: PipedExec | None,
@@ -95,7 +95,7 @@ class NativeBox(Box):
         descriptors.watch(pidfd, self._on_death)
 
     @property
-    def files(self) -> Files:
+    def files(self) -> LiveFiles:
         return self.link.files
 
     @property
@@ -122,7 +122,7 @@ class NativeBox(Box):
         for callback in self._callbacks:
             callback()
 
-    async def watch(self, path: str, recursive: bool) -> Watch:
+    async def watch(self, path: str, recursive: bool) -> BoxWatch:
         if self._dead.is_set() or self._closing is not None:
             raise BoxGone("the box is gone")
         return await self._watches.open(path, recursive)

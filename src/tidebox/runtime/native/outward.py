@@ -12,7 +12,7 @@ from tidebox.model.result import EgressUsage
 from tidebox.runtime.base import EgressSettings
 
 if TYPE_CHECKING:
-    from tidebox.egress.client import Attachment, Egress
+    from tidebox.egress.client import Attachment, EgressClient
     from tidebox.egress.keys import KeyPair
     from tidebox.model.requested_egress import BoxEgress
 
@@ -33,17 +33,17 @@ class WaysOut:
 
     def __init__(self, settings: EgressSettings) -> None:
         self._settings = settings
-        self._egress: Egress | None = None
+        self._egress: EgressClient | None = None
 
     @property
-    def egress(self) -> Egress:
+    def egress(self) -> EgressClient:
         """The client of the process; what comes with it is loaded by the first who asks."""
         if self._egress is None:
-            from tidebox.egress.client import Egress
+            from tidebox.egress.client import EgressClient
             from tidebox.egress.messages import BoxLimits, ProcessSettings
 
             settings = self._settings
-            self._egress = Egress(
+            self._egress = EgressClient(
                 ProcessSettings(
                     resolver=settings.resolver,
                     connections=settings.connections_total,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from tidebox import errors
 from tidebox.model.box import Command
-from tidebox.model.events import Event, Exited, Output, Started, StdinRefused, StreamName
+from tidebox.model.events import Event, Exited, OutputEvent, Started, StdinRefused, StreamName
 from tidebox.runtime.base import Exec
 from tidebox.runtime.native.descriptors import Descriptors
 from tidebox.runtime.native.spawner import ORDER_FORMAT
@@ -214,7 +214,7 @@ class PipedExec(Exec):
             self._listen()
             await self._changed()
         event = self._events.popleft()
-        if isinstance(event, Output):
+        if isinstance(event, OutputEvent):
             self._size -= len(event.data)
         return event
 
@@ -304,7 +304,7 @@ class PipedExec(Exec):
             if not data:
                 self._close_stream(stream)
                 return
-            self._events.append(Output(stream.name, data))
+            self._events.append(OutputEvent(stream.name, data))
             self._size += len(data)
             if stream.owed is not None:
                 stream.owed -= len(data)

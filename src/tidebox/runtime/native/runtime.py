@@ -43,7 +43,7 @@ from tidebox.runtime.native.plan import (
     trust_plan,
 )
 from tidebox.runtime.native.preloading import Preloading
-from tidebox.runtime.native.spawner import Spawner
+from tidebox.runtime.native.spawner import SpawnerClient
 from tidebox.runtime.native.templates import Templates
 from tidebox.runtime.relay import Relay
 from tidebox.wire.generations import GENERATION
@@ -81,7 +81,7 @@ class NativeRuntime(Runtime):
         self._facts = host.gather(self._host)
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
-        self._spawner: Spawner | None = None
+        self._spawner: SpawnerClient | None = None
         self._descriptors: Descriptors | None = None
         self._spawner_facts: dict[str, Any] = {}
         self._templates = Templates()
@@ -360,7 +360,7 @@ class NativeRuntime(Runtime):
             self._descriptors = Descriptors()
         return self._descriptors
 
-    async def _define_shape(self, spawner: Spawner, template: str, image: Image, spec: BoxSpec) -> str:
+    async def _define_shape(self, spawner: SpawnerClient, template: str, image: Image, spec: BoxSpec) -> str:
         """Tell the template once what boxes of this kind have in common; the name to order one by."""
         limits = spec.limits
         name = f"{limits.workspace} {limits.inodes} {limits.open_files} {limits.file_size} {self._processes(limits)}"
@@ -463,7 +463,7 @@ class NativeRuntime(Runtime):
         lives = self._spawner is not None and not self._spawner.gone.is_set()
         return self._spawner_facts.get("pid") if lives else None
 
-    async def _prepare(self, image: Image, spec: BoxSpec) -> Spawner:
+    async def _prepare(self, image: Image, spec: BoxSpec) -> SpawnerClient:
         """A living spawner with a template of ``image``."""
         name = _template_name(image, spec)
         if self._spawner is not None and not self._spawner.gone.is_set() and name in self._templates:
@@ -475,7 +475,7 @@ class NativeRuntime(Runtime):
                 await self._note_template(spawner, name)
             return spawner
 
-    async def _note_template(self, spawner: Spawner, name: str) -> None:
+    async def _note_template(self, spawner: SpawnerClient, name: str) -> None:
         """One more stands: where there are too many, those without boxes go, the least recently used first."""
         self._templates.add(name)
         for idle in self._templates.surplus({name, *self._template_of.values()}):
@@ -494,7 +494,7 @@ class NativeRuntime(Runtime):
             raise _closed_already()
         return held
 
-    async def _discard_template(self, spawner: Spawner, name: str) -> None:
+    async def _discard_template(self, spawner: SpawnerClient, name: str) -> None:
         self._templates.remove(name)
         self._overlaid.discard(name)
         self._shapes = {shape for shape in self._shapes if shape[0] != name}
@@ -512,14 +512,14 @@ class NativeRuntime(Runtime):
             for layer in image.layers
         ]
 
-    async def _living_spawner(self) -> Spawner:
+    async def _living_spawner(self) -> SpawnerClient:
         """The one there is, or a new one."""
         if self._spawner is None or self._spawner.gone.is_set():
             await self._start_spawner()
         assert self._spawner is not None
         return self._spawner
 
-    async def _start_template(self, spawner: Spawner, name: str, image: Image, spec: BoxSpec) -> None:
+    async def _start_template(self, spawner: SpawnerClient, name: str, image: Image, spec: BoxSpec) -> None:
         if image.digest not in self._held:
             self._held[image.digest] = await self._hold(image)
         rootfs = None if image.rootfs is None else str(image.rootfs)
@@ -564,7 +564,9 @@ class NativeRuntime(Runtime):
         python = self._host.python
         copy = await asyncio.to_thread(copy_interpreter, python)
         try:
-            spawner = Spawner.start(python, copy, self._environment if os.getuid() != 0 else None, self._watched())
+            spawner = SpawnerClient.start(
+                python, copy, self._environment if os.getuid() != 0 else None, self._watched()
+            )
         finally:
             if copy is not None:
                 os.close(copy)
@@ -613,7 +615,7 @@ def _closed_already() -> RuntimeUnavailable:
     return RuntimeUnavailable("the runtime is closed")
 
 
-def _abandon(spawner: Spawner, box: str, opened: asyncio.Future[tuple[dict[str, Any], list[int]]]) -> None:
+def _abandon(spawner: SpawnerClient, box: str, opened: asyncio.Future[tuple[dict[str, Any], list[int]]]) -> None:
     """A box that nobody waited for any more: its agent ends with the link, the rest goes here."""
     if opened.cancelled() or opened.exception() is not None:
         return

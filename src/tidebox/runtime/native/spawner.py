@@ -21,7 +21,7 @@ import tidebox
 from tidebox.errors import ProvisionFailed
 from tidebox.runtime.native.descriptors import Descriptors
 from tidebox.runtime.native.host import default_environment
-from tidebox.runtime.native.usage import Leaves, Meter
+from tidebox.runtime.native.usage import CgroupCounters, Meter
 from tidebox.wire import cbor
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ _LAST_WORD_SECONDS = 0.5
 _SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--")
 
 
-class Spawner:
+class SpawnerClient:
     """A running spawner program. When it dies every pending request fails and ``gone`` is set."""
 
     def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes], descriptors: Descriptors) -> None:
@@ -57,7 +57,7 @@ class Spawner:
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
-        self._leaves = Leaves()
+        self._leaves = CgroupCounters()
         self.gone = asyncio.Event()
         # The kernel frees the filter of each box that ends, and some hang when thousands are freed at once.
         self.closing = asyncio.Semaphore(MOST_CLOSING)
@@ -68,7 +68,7 @@ class Spawner:
     @classmethod
     def start(
         cls, python: str, copy: int | None, session: Mapping[str, str] | None, descriptors: Descriptors
-    ) -> Spawner:
+    ) -> SpawnerClient:
         """Start it under ``python``, or a ``copy`` of it; given a login session's environment, in a delegated scope of
         systemd's."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

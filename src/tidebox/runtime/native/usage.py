@@ -70,7 +70,7 @@ class Counters:
         self._descriptors.clear()
 
 
-class Leaves:
+class CgroupCounters:
     """The counters of every leaf of a spawner. Those of the last that were used stay open: a leaf comes round again."""
 
     def __init__(self) -> None:

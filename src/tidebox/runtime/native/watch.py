@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tidebox.errors import BoxGone, FileOperationFailed, InvalidRequest, QuotaExceeded
 from tidebox.model.launch import WORKSPACE
-from tidebox.runtime.base import Watch
+from tidebox.runtime.base import BoxWatch
 from tidebox.untrusted_files.tree_watch import TreeChange, TreeWatch
 
 MAX_WATCHES = 16
@@ -37,7 +37,7 @@ class Watches:
         self._workspace = workspace
         self._open: set[NativeWatch] = set()
 
-    async def open(self, path: str, recursive: bool) -> Watch:
+    async def open(self, path: str, recursive: bool) -> BoxWatch:
         """One more."""
         parts = _parts(path)
         if len(self._open) >= MAX_WATCHES:
@@ -64,7 +64,7 @@ class Watches:
             await watch.close()
 
 
-class NativeWatch(Watch):
+class NativeWatch(BoxWatch):
     """A tree that is watched. What blocks is done by threads, one at a time."""
 
     def __init__(self, tree: TreeWatch, siblings: set[NativeWatch]) -> None:

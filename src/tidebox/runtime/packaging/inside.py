@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tidebox.errors import ExecFailed, PackageUnresolvable
 from tidebox.model.box import BoxSpec
-from tidebox.model.events import Event, Output
+from tidebox.model.events import Event, OutputEvent
 from tidebox.model.execution_request import ExecutionOutcome, ExecutionRequest, Sink
 from tidebox.model.launch import plan_command
 from tidebox.model.limits import MIB, Limits
@@ -41,7 +41,7 @@ async def ask(run: Run, image: Image, command: Sequence[str]) -> bytes:
     printed: list[bytes] = []
 
     async def keep(event: Event) -> None:
-        if isinstance(event, Output) and event.stream == "stdout":
+        if isinstance(event, OutputEvent) and event.stream == "stdout":
             printed.append(event.data)
 
     limits = Limits(timeout=_ASK_SECONDS, output=MAX_ANSWER)

@@ -19,7 +19,7 @@ from tidebox.model.packages import node_name
 from tidebox.runtime.layers import Lock, Locked
 from tidebox.runtime.packaging.fetch import check_digest, digest_of, too_large
 from tidebox.runtime.packaging.target import NodeTarget
-from tidebox.runtime.packaging.tools import Said, Stop, Tools
+from tidebox.runtime.packaging.tools import PackageTools, Said, Stop
 from tidebox.runtime.packaging.tree import Tree, check_commands
 
 _SECONDS = 180.0
@@ -39,7 +39,7 @@ _REGISTRIES_ONLY = ("--allow-git=none", "--allow-remote=none", "--allow-file=non
 _NO_GIT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_SSH_COMMAND": "/bin/false", "GIT_TERMINAL_PROMPT": "0"}
 
 
-def resolve(requirements: Sequence[str], target: NodeTarget, directory: Path, tools: Tools, stop: Stop) -> Lock:
+def resolve(requirements: Sequence[str], target: NodeTarget, directory: Path, tools: PackageTools, stop: Stop) -> Lock:
     """The packages that meet the requirements; raises ``PackageUnresolvable`` with what npm says of them."""
     (directory / "package.json").write_text('{"private": true}')
     names = sorted({node_name(item) for item in requirements})
@@ -78,7 +78,7 @@ def _origin(url: str) -> str:
 class Npm:
     """npm in a directory of its own, for some packages."""
 
-    def __init__(self, directory: Path, tools: Tools, stop: Stop, purpose: str) -> None:
+    def __init__(self, directory: Path, tools: PackageTools, stop: Stop, purpose: str) -> None:
         found = shutil.which("npm", path=tools.environment.get("PATH"))
         if found is None:
             raise RuntimeUnavailable("Node packages need npm on this machine")
@@ -165,7 +165,9 @@ def _digest(name: str, integrity: str) -> str:
     raise PackageUnresolvable(f"the registry gives no digest of {name}", field="packages", package=name)
 
 
-def fetch_all(packages: Sequence[Locked], directory: Path, tools: Tools, stop: Stop, *, max_bytes: int) -> list[Path]:
+def fetch_all(
+    packages: Sequence[Locked], directory: Path, tools: PackageTools, stop: Stop, *, max_bytes: int
+) -> list[Path]:
     """The archives of ``packages``, in their order."""
     (directory / "package.json").write_text('{"private": true}')
     npm = Npm(directory, tools, stop, ", ".join(sorted({package.name for package in packages})[:_MOST_NAMED]))

@@ -29,7 +29,7 @@ from tidebox.runtime.packaging import fetch, inside, node, python, target, wheel
 from tidebox.runtime.packaging.inside import Run
 from tidebox.runtime.packaging.making import AT_ONCE, Making, Tell, Turns
 from tidebox.runtime.packaging.target import NodeTarget, PythonTarget
-from tidebox.runtime.packaging.tools import Stop, ToolLimits, Tools
+from tidebox.runtime.packaging.tools import PackageTools, Stop, ToolLimits
 from tidebox.runtime.packaging.tree import Tree
 
 LOCK_SECONDS = 24 * 3600.0
@@ -80,7 +80,7 @@ class Packager:
             cpu_seconds=limits.tool_cpu_seconds,
             disk_bytes=limits.layer_bytes * 2,
         )
-        self._tools = Tools(environment, tool_limits, images.layers.tools_log)
+        self._tools = PackageTools(environment, tool_limits, images.layers.tools_log)
         self._threads = ThreadPoolExecutor(AT_ONCE + _LOOKING, thread_name_prefix="packages")
         self._turns = Turns()
         self._making: dict[str, Making] = {}

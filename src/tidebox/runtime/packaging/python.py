@@ -14,7 +14,7 @@ from tidebox.errors import PackageUnresolvable, RuntimeUnavailable
 from tidebox.model.packages import python_name
 from tidebox.runtime.layers import Lock, Locked
 from tidebox.runtime.packaging.target import PythonTarget
-from tidebox.runtime.packaging.tools import Said, Stop, Tools
+from tidebox.runtime.packaging.tools import PackageTools, Said, Stop
 
 _SECONDS = 120.0
 _MAX_LOCK_BYTES = 16 << 20
@@ -27,7 +27,7 @@ def resolve(
     requirements: Sequence[str],
     target: PythonTarget,
     directory: Path,
-    tools: Tools,
+    tools: PackageTools,
     stop: Stop,
     preferred: Lock | None = None,
 ) -> Lock:
@@ -54,7 +54,7 @@ def _tells(line: str) -> bool:
     return bool(line.strip()) and not line.startswith(("Resolved", "No solution found", "warning:", "hint:"))
 
 
-def _compile(directory: Path, target: PythonTarget, tools: Tools, stop: Stop, names: str, *more: str) -> Said:
+def _compile(directory: Path, target: PythonTarget, tools: PackageTools, stop: Stop, names: str, *more: str) -> Said:
     command = [
         *(_uv(), "pip", "compile", "requirements.in", "--format", "pylock.toml", "-o", "pylock.toml", *more),
         *("--python-version", target.version, "--python-platform", target.platform),

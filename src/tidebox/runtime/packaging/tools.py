@@ -102,7 +102,7 @@ class ToolLimits:
     """Of the directory that it works in."""
 
 
-class Tools:
+class PackageTools:
     """Starts uv and npm."""
 
     def __init__(self, environment: Mapping[str, str], limits: ToolLimits, log: Path) -> None:

@@ -12,7 +12,7 @@ from tidebox.errors import BoxGone, TideboxError
 from tidebox.model.box import BoxSpec, Captured, CapturedTree, CaptureRule, Command
 from tidebox.model.events import Exited
 from tidebox.model.runtimes import Features
-from tidebox.runtime.base import Box, Exec, Files
+from tidebox.runtime.base import Box, Exec, LiveFiles
 from tidebox.runtime.link import Link, LinkExec, exec_request
 from tidebox.runtime.relay import Relay
 from tidebox.runtime.shared.workspace import Workspace
@@ -67,7 +67,7 @@ class AgentBox(Box):
             callback()
 
     @property
-    def files(self) -> Files:
+    def files(self) -> LiveFiles:
         return self._link.files
 
     async def exec(self, command: Command) -> Exec:

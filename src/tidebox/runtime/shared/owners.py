@@ -16,7 +16,7 @@ _INSTALLATION_FILE = "installation"
 _LOCKS = "owners"
 
 
-class Owner:
+class OwnerFile:
     """This process, as the owner of boxes."""
 
     def __init__(self, directory: Path) -> None:

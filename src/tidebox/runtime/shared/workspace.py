@@ -18,7 +18,7 @@ from pathlib import Path
 from tidebox.agent import tree_records
 from tidebox.errors import BoxGone, PayloadTooLarge, ProvisionFailed
 from tidebox.model.box import Captured, CapturedTree, CaptureRule
-from tidebox.model.events import Exited, Output
+from tidebox.model.events import Exited, OutputEvent
 from tidebox.runtime import capture
 from tidebox.runtime.link import Link, LinkExec
 from tidebox.untrusted_files.globs import MatchBudget
@@ -176,7 +176,7 @@ class Workspace:
         feeding = asyncio.get_running_loop().create_task(_feed(program, stdin))
         try:
             async for event in program.events():
-                if isinstance(event, Output) and event.stream == "stdout":
+                if isinstance(event, OutputEvent) and event.stream == "stdout":
                     yield event.data
                 elif isinstance(event, Exited) and event.code != 0:
                     raise BoxGone("the agent of the box could not read its files")

@@ -18,7 +18,7 @@ from tidebox.broker.audit.audit_log import Audit
 from tidebox.broker.broker import Broker, BrokerLoad
 from tidebox.broker.runs.ephemeral import EphemeralExecution
 from tidebox.errors import AuditUnavailable, BoxGone, InternalError, Overloaded, QueueExpired, ShuttingDown
-from tidebox.model.events import Event, Output
+from tidebox.model.events import Event, OutputEvent
 from tidebox.model.execution_request import ExecutionOutcome
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.result import Outcome
@@ -167,7 +167,7 @@ async def test_a_slow_listener_holds_up_nobody_else(make_broker: MakeBroker, sta
     may_go_on = asyncio.Event()
 
     async def slow(event: Event) -> None:
-        if isinstance(event, Output):
+        if isinstance(event, OutputEvent):
             await may_go_on.wait()
         heard.append(event)
 
@@ -181,7 +181,7 @@ async def test_a_slow_listener_holds_up_nobody_else(make_broker: MakeBroker, sta
     await saying
     (await stage.play(0)).finish()
     await held_up.ending()
-    assert Output("stdout", b"x") in heard
+    assert OutputEvent("stdout", b"x") in heard
 
 
 async def test_draining_lets_what_there_is_end_and_refuses_the_rest(make_broker: MakeBroker, stage: Stage) -> None:

@@ -35,7 +35,7 @@ from tidebox.errors import (
     StoreUnavailable,
 )
 from tidebox.model.box import BoxSpec
-from tidebox.model.events import Output
+from tidebox.model.events import OutputEvent
 from tidebox.model.idempotency import Answered, Claim
 from tidebox.model.launch import plan_code
 from tidebox.model.log import Began, Ended, InputClosed, LogEntry, PhaseChanged, Truncated
@@ -186,7 +186,7 @@ async def test_a_run_from_its_beginning_to_its_end(
     assert run.usage == make_ending().usage
     assert (run.log_bytes, run.log_truncated) == (5, False)
     log = await entries(await broker.runs.read_log(ADA, run.id))
-    assert [type(entry) for entry in log] == [PhaseChanged, PhaseChanged, Began, Output, Ended]
+    assert [type(entry) for entry in log] == [PhaseChanged, PhaseChanged, Began, OutputEvent, Ended]
     assert (tally.ends, len(tally.waits)) == (["exit_code_0"], 1)
     await broker.close()
     lines = [line for line in audited(tmp_path / "audit") if line["event"] != "sandbox.run.log_read"]
@@ -316,7 +316,7 @@ async def test_the_log_is_cut_and_the_program_goes_on(make_broker: MakeBroker, s
     run = await finished(broker, receipt.run)
     assert (run.phase, run.log_bytes, run.log_truncated) == (Phase.COMPLETED, 10, True)
     log = await entries(await broker.runs.read_log(ADA, run.id))
-    assert log[3:-1] == [Output("stdout", b"123456"), Output("stdout", b"1234"), Truncated("log_cap")]
+    assert log[3:-1] == [OutputEvent("stdout", b"123456"), OutputEvent("stdout", b"1234"), Truncated("log_cap")]
 
 
 async def test_readers_join_and_leave_while_the_program_writes(make_broker: MakeBroker, stage: Stage) -> None:
@@ -331,8 +331,8 @@ async def test_readers_join_and_leave_while_the_program_writes(make_broker: Make
     resumed = await broker.runs.read_log(ADA, id, 3)
     play.finish()
     *readings, first = [[type(entry) for entry in await entries(reader)] for reader in (tail, resumed, early)]
-    assert readings == [[Output, Ended], [Began, Output, Output, Ended]]
-    assert first == [PhaseChanged, PhaseChanged, Began, Output, Output, Ended]
+    assert readings == [[OutputEvent, Ended], [Began, OutputEvent, OutputEvent, Ended]]
+    assert first == [PhaseChanged, PhaseChanged, Began, OutputEvent, OutputEvent, Ended]
 
 
 async def test_input_reaches_the_program(make_broker: MakeBroker, stage: Stage) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidebox.broker.runs.log_hub import LogChannel, LogHub, LogReader
 from tidebox.broker.storage.log_frames import Gap, LogFrame
-from tidebox.model.events import Output
+from tidebox.model.events import OutputEvent
 from tidebox.model.log import Ended, Heartbeat
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.run import Run, RunFacts
@@ -24,8 +24,8 @@ RUN = Run(
 END = Ended(RUN)
 
 
-def out(text: str) -> Output:
-    return Output("stdout", text.encode())
+def out(text: str) -> OutputEvent:
+    return OutputEvent("stdout", text.encode())
 
 
 def wide_channel() -> LogChannel:

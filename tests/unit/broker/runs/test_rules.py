@@ -18,7 +18,7 @@ from tidebox.broker.runs.run_plan import RunPlan, decode_plan, encode_plan
 from tidebox.broker.runs.stdin import StdinRules
 from tidebox.errors import IdempotencyConflict, InvalidRequest, Overloaded, QuotaExceeded, TideboxError
 from tidebox.model.box import BoxSpec
-from tidebox.model.events import Output, StreamName
+from tidebox.model.events import OutputEvent, StreamName
 from tidebox.model.idempotency import Answered, Claim, fingerprint, settle
 from tidebox.model.launch import plan_code
 from tidebox.model.log import Truncated
@@ -211,7 +211,7 @@ pieces = st.binary(max_size=12) | st.text(max_size=6).map(str.encode)
 @given(st.lists(st.tuples(streams, pieces), max_size=12), st.integers(0, 60))
 async def test_a_log_is_the_beginning_of_what_was_written(chunks: list[tuple[StreamName, bytes]], cap: int) -> None:
     entries, writer = await logged(chunks, cap)
-    outputs = [entry for entry in entries if isinstance(entry, Output)]
+    outputs = [entry for entry in entries if isinstance(entry, OutputEvent)]
     total = sum(len(data) for _, data in chunks)
     assert all(entry.data for entry in outputs)
     assert writer.written == sum(len(entry.data) for entry in outputs) == min(total, cap)

@@ -19,7 +19,7 @@ from tidebox.broker.sandboxes.processes import (
     OutputReader,
 )
 from tidebox.errors import InternalError, InvalidRequest, QuotaExceeded
-from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.events import Event, Exited, OutputEvent, Started
 from tidebox.model.sandbox import Capability
 from tidebox.runtime.base import Exec
 
@@ -52,7 +52,7 @@ class Scripted(Exec):
         raise AssertionError("it has no terminal")
 
 
-def process_of(outputs: Sequence[Output], *, detachable: bool = True) -> tuple[ManagedProcess, Scripted]:
+def process_of(outputs: Sequence[OutputEvent], *, detachable: bool = True) -> tuple[ManagedProcess, Scripted]:
     program = Scripted([Started(2), *outputs, Exited(0)])
     process = ManagedProcess(
         program, contextlib.AsyncExitStack(), detachable=detachable, capability=Capability.EXEC, terminal=False
@@ -78,7 +78,7 @@ def text(pieces: Sequence[OutputPiece]) -> bytes:
 
 
 async def test_what_is_written_byte_by_byte_is_kept() -> None:
-    process, _ = process_of([Output("stdout", b"%d" % (number % 10)) for number in range(100_000)])
+    process, _ = process_of([OutputEvent("stdout", b"%d" % (number % 10)) for number in range(100_000)])
     await over(process)
     reader = process.attach(7)
     pieces = await rest_of(reader)
@@ -88,7 +88,7 @@ async def test_what_is_written_byte_by_byte_is_kept() -> None:
 
 
 async def test_small_pieces_take_no_more_memory_than_large_ones() -> None:
-    process, _ = process_of([Output("stdout", b"o"), Output("stderr", b"e")] * 10_000)
+    process, _ = process_of([OutputEvent("stdout", b"o"), OutputEvent("stderr", b"e")] * 10_000)
     await over(process)
     reader = process.attach()
     kept = 20_000 - reader.offset
@@ -97,7 +97,7 @@ async def test_small_pieces_take_no_more_memory_than_large_ones() -> None:
 
 
 async def test_a_program_waits_for_its_slowest_reader_only_while_it_reads() -> None:
-    outputs = [Output("stdout", bytes([number]) * 65536) for number in range(100)]
+    outputs = [OutputEvent("stdout", bytes([number]) * 65536) for number in range(100)]
     process, program = process_of(outputs, detachable=False)
     slow, fast = process.attach(), process.attach()
     first = await fast.read()
@@ -113,7 +113,7 @@ async def test_a_program_waits_for_its_slowest_reader_only_while_it_reads() -> N
 
 
 async def test_the_last_reader_takes_a_program_along() -> None:
-    outputs = [Output("stdout", b"x" * 65536)] * 100
+    outputs = [OutputEvent("stdout", b"x" * 65536)] * 100
     for detachable, signals in ((False, [9]), (True, [])):
         process, program = process_of(outputs, detachable=detachable)
         readers = [process.attach() for _ in range(3)]
@@ -125,7 +125,9 @@ async def test_the_last_reader_takes_a_program_along() -> None:
 
 
 async def test_readers_begin_where_they_ask_to() -> None:
-    process, _ = process_of([Output("stdout", b"one"), Output("stderr", b"two"), Output("stdout", b"three")])
+    process, _ = process_of(
+        [OutputEvent("stdout", b"one"), OutputEvent("stderr", b"two"), OutputEvent("stdout", b"three")]
+    )
     await over(process)
     assert [await process.attach(offset).read() for offset in (0, 2, 3, 4)] == [
         [OutputPiece("stdout", b"one", 3), OutputPiece("stderr", b"two", 6), OutputPiece("stdout", b"three", 11)],
@@ -151,7 +153,7 @@ async def test_a_cancelled_wait_leaves_no_waiter_behind() -> None:
 
 
 async def test_the_end_of_a_killed_program_waits_for_no_reader_that_stands_still() -> None:
-    process, program = process_of([Output("stdout", b"x" * WINDOW_BYTES)] * 3)
+    process, program = process_of([OutputEvent("stdout", b"x" * WINDOW_BYTES)] * 3)
     process.attach()
     assert await process.read(process.attach())
     assert not process.over

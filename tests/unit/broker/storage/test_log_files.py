@@ -17,7 +17,7 @@ from tidebox.broker.runs.log_hub import LogHub, LogReader
 from tidebox.broker.runs.log_writer import LogWriter
 from tidebox.broker.storage.log_files import LogFileReader, LogFiles, encode
 from tidebox.broker.storage.log_frames import Gap, LogFrame
-from tidebox.model.events import Output
+from tidebox.model.events import OutputEvent
 from tidebox.model.log import Began, Ended, Heartbeat, InputClosed, LogEntry, PhaseChanged, Truncated
 from tidebox.model.principal import Caller, Principal
 from tidebox.model.run import Phase, Reason, Run, RunFacts
@@ -33,8 +33,8 @@ END = Ended(RUN)
 MakeHub = Callable[..., LogHub]
 
 
-def out(text: str) -> Output:
-    return Output("stdout", text.encode())
+def out(text: str) -> OutputEvent:
+    return OutputEvent("stdout", text.encode())
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def numbers(items: list[LogFrame | Gap]) -> list[int]:
 ENTRIES: list[LogEntry] = [
     PhaseChanged(Phase.QUEUED),
     Began(1.5),
-    Output("stdout", b"\x00\xff"),
-    Output("stderr", "é".encode()),
+    OutputEvent("stdout", b"\x00\xff"),
+    OutputEvent("stderr", "é".encode()),
     Truncated("log_cap"),
     InputClosed("stdin_bps"),
     Heartbeat(2.25),
@@ -270,7 +270,7 @@ async def test_logs_of_forgotten_runs_are_removed(tmp_path: Path) -> None:
 def test_a_log_may_end_anywhere(chunks: list[bytes], cut: int) -> None:
     import tempfile
 
-    records = [encode(LogFrame(seq, Output("stderr", data))) for seq, data in enumerate(chunks, start=1)]
+    records = [encode(LogFrame(seq, OutputEvent("stderr", data))) for seq, data in enumerate(chunks, start=1)]
     whole = b"".join(records)
     kept = whole[: max(len(whole) - cut, 0)]
     with tempfile.TemporaryDirectory() as directory:
@@ -298,12 +298,12 @@ async def test_output_in_haste_becomes_few_frames_and_none_is_late() -> None:
     writer.write("stderr", b"err")
     await asyncio.sleep(0.02)
     assert [frame.entry for frame in channel.frames_from(1, 10**9)] == [
-        Output("stdout", b"first "),
-        Output("stdout", b"x" * 1000),
-        Output("stderr", b"err"),
+        OutputEvent("stdout", b"first "),
+        OutputEvent("stdout", b"x" * 1000),
+        OutputEvent("stderr", b"err"),
     ]
     # What is no text does not wait for the rest of a character for ever.
     writer.write("stdout", b"\xe2")
     await asyncio.sleep(0.02)
-    assert channel.frames_from(4, 1)[0].entry == Output("stdout", b"\xe2")
+    assert channel.frames_from(4, 1)[0].entry == OutputEvent("stdout", b"\xe2")
     writer.flush()

@@ -21,14 +21,14 @@ from tidebox.errors import (
     TideboxError,
 )
 from tidebox.model.box import Command
-from tidebox.model.events import Event, Exited, Output, Started
+from tidebox.model.events import Event, Exited, OutputEvent, Started
 from tidebox.model.launch import WORKSPACE
 from tidebox.model.limits import KIB, MIB
 from tidebox.protocols.codec import encode
 from tidebox.protocols.dataplane import frames
 from tidebox.protocols.dataplane.frames import Start, Stderr, Stdout, Terminal, raw
 from tidebox.protocols.dataplane.routes import WatchRequest
-from tidebox.runtime.base import Exec, Watch
+from tidebox.runtime.base import BoxWatch, Exec
 from tidebox.sdk.error_decoding import from_told
 from tidebox.sdk.errors import ClientClosed, ConnectionLost
 from tidebox.sdk.message_socket import MessageSocket
@@ -79,7 +79,7 @@ class RemoteOperations(SandboxOperations):
                 raise
         return RemoteExec(socket)
 
-    async def watch(self, path: str, recursive: bool) -> Watch:
+    async def watch(self, path: str, recursive: bool) -> BoxWatch:
         """Be told of changes in a directory of the workspace."""
         asked = WatchRequest(path, recursive)
         try:
@@ -108,7 +108,7 @@ class RemoteExec(Exec):
             while not over:
                 frame = await next_frame(self._socket)
                 if isinstance(frame, Stdout | Stderr):
-                    yield Output("stdout" if isinstance(frame, Stdout) else "stderr", frame.bytes())
+                    yield OutputEvent("stdout" if isinstance(frame, Stdout) else "stderr", frame.bytes())
                 elif isinstance(frame, frames.Ready):
                     started, self._acks = True, frame.input_acks
                     yield Started(frame.pid)
@@ -153,7 +153,7 @@ class RemoteExec(Exec):
         await self._socket.send(encode(frames.Resize(rows, columns)))
 
 
-class RemoteWatch(Watch):
+class RemoteWatch(BoxWatch):
     """A watch of a directory on the other server."""
 
     def __init__(self, watch: AsyncWatch) -> None:

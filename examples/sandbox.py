@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tidebox.sdk import Access
 
-# The sandbox belongs to a thread: whoever asks for that thread gets the same one, until it is released.
+# The sandbox belongs to a thread: every client that asks for that thread gets the same one, until it is released.
 with Access(*sys.argv[1:]) as access, access.ensure("example-thread") as sandbox:
     # Files are streamed from and to paths, files and bytes; programs find them in their working directory.
     sandbox.files.upload("copies/example.py", Path(__file__))

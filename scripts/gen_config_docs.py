@@ -71,6 +71,6 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    # The default of the data directory must not be that of whoever runs this.
+    # The default of the data directory must not be that of the user who runs this.
     os.environ.pop("XDG_DATA_HOME", None)
     TARGET.write_text(render())

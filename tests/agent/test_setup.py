@@ -1,4 +1,4 @@
-"""What whoever starts the agent gives it: builtins, confinement, cgroup leaves, another user for the programs."""
+"""Options that the agent is started with: builtins, confinement, cgroup leaves, another user for the programs."""
 
 from __future__ import annotations
 

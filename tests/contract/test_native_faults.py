@@ -193,7 +193,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("ignored", ["SIGCHLD", "SIGHUP", "SIGQUIT SIGINT", "SIGUSR1 SIGTSTP SIGTERM SIGRTMIN"])
-def test_whoever_ignores_signals_has_boxes_too(tmp_path: Path, ignored: str) -> None:
+def test_a_server_started_with_ignored_signals_has_boxes_too(tmp_path: Path, ignored: str) -> None:
     """That is inherited: nohup does it to what it starts, a shell to what it starts in the background."""
     command = [sys.executable, "-c", DEAF, str(tmp_path), *ignored.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=True)

@@ -18,7 +18,7 @@ from tidebox.embedded import Engine
 from tidebox.model.box import BoxSpec, Command
 from tidebox.runtime.base import Box
 
-# Everything that a program is given by whoever starts it.
+# Everything that a program is given at its start.
 STATE = """
 import os, resource
 keys = ("Umask", "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Seccomp_filters", "CoreDumping")

@@ -238,7 +238,7 @@ def test_processes_that_cannot_be_seen_are_left_alone_though_their_owner_is_gone
     assert seen.seconds < START_SECONDS
     assert picture(spawner) == before
     assert alive(frozen) == frozen
-    # Whoever sees them ends them.
+    # The first server that sees them ends them.
     assert start_next(tmp_path, hierarchies).left_alone == ""
     assert not alive(frozen)
     assert not cgroups_of(spawner)

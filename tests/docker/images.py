@@ -94,7 +94,7 @@ def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     if kept is not None:
         kept.uid = kept.gid = 0
         kept.uname = kept.gname = ""
-        # Whoever runs in an image is not its root.
+        # A program that runs in an image is not its root.
         kept.mode &= 0o1755
     return kept
 

@@ -72,7 +72,7 @@ def _start_keeper(place: Path) -> None:
     assert keeper.stdout is not None
     with keeper.stdout:
         assert keeper.stdout.readline() == "ready\n", f"the keeper of the Docker daemon ended with {keeper.wait()}"
-    # It outlives whoever started it, who must not complain of that.
+    # It outlives the process that started it, which must not complain of that.
     keeper.returncode = 0
 
 

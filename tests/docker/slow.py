@@ -1,4 +1,4 @@
-"""A socket that leads to a daemon, and makes whoever asks wait."""
+"""A socket that leads to a daemon, and makes its clients wait."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ OWNER, DEAD = "tidebox.owner", "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def docker_daemon() -> Iterator[Daemon]:
-    """A daemon that these tests kill and stop; whoever ended it has started it again."""
+    """A daemon that these tests kill and stop; a test that ended it has started it again."""
     if (reason := missing()) is not None:
         pytest.skip(reason)
     with running([BUSYBOX_IMAGE]) as daemon:

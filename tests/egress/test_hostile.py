@@ -446,7 +446,7 @@ def test_rules_of_one_box_are_not_those_of_another(machine: Machine) -> None:
 
 
 def test_addresses_that_names_may_stand_for_are_bounded(machine: Machine) -> None:
-    """Whoever answers for a domain gives each of its names as many as fit."""
+    """A domain's server gives each of its names as many as fit."""
     program = """
     found = 0
     for number in range(600):

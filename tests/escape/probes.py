@@ -99,7 +99,7 @@ def outside(program: str, shield: bool = True) -> str | None:
     if prefix is None:
         return None
     with tempfile.TemporaryDirectory() as directory:
-        # A session of its own, so that no probe finds the terminal of whoever runs the tests.
+        # A session of its own, so that no probe finds the terminal that the tests run in.
         done = subprocess.run(
             [*(prefix if shield else ()), sys.executable, "-I", "-c", program],
             cwd=directory,

@@ -174,5 +174,5 @@ def test_the_file_mode_mask_is_the_usual_one(box_run: Run) -> None:
 
 
 def test_programs_die_before_init_when_memory_is_short(box_run: Run) -> None:
-    # Init starts with the score of whoever started the machine's session; a program of the box is well above it.
+    # Init starts with the score that the machine's session was started with; a program of the box is well above it.
     assert int(said(box_run("print(open('/proc/self/oom_score_adj').read())"))) >= 500

@@ -239,7 +239,7 @@ def test_signal_delivery_cannot_be_aimed_at_init(box_run: Run) -> None:
 
 
 def test_what_the_server_writes_cannot_be_made_a_signal_for_init(box_run: Run) -> None:
-    """Signals from outside the box could kill its init; this one is sent by whoever writes into the pipe."""
+    """Signals from outside the box could kill its init; this one is sent by the writer into the pipe."""
     program = python(
         """
         import fcntl

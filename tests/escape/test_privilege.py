@@ -150,7 +150,7 @@ TRIALS = [
     ),
     Probe(
         "oom-score",
-        # Whoever may write it may make himself the first to be killed, and no more.
+        # A process that may write it may make itself the first to be killed, and no more.
         "attempt(lambda: os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-500'))",
         ("EROFS", "EACCES", "EPERM"),
         compare=False,

@@ -64,7 +64,7 @@ def _find_problem() -> str | None:
         path = runsc.find(None, os.environ)
     except RuntimeUnavailable as error:
         return error.message
-    # Whoever asks may be on a loop of its own.
+    # The caller may be on a loop of its own.
     with ThreadPoolExecutor(1) as apart:
         report = apart.submit(lambda: asyncio.run(_probe(path))).result()
     return None if report.available else report.reason

@@ -101,7 +101,7 @@ def test_runs_and_a_killed_server_leave_nothing(
         others = client.start(["sleep", "1000"])
         client.wait(others, "running", seconds=patient(120))
         server.stop(signal.SIGKILL)
-        # Processes end with the server, whoever comes next.
+        # Processes end with the server, whether or not another one comes.
         deadline = time.monotonic() + patient(30)
         while processes_of(data_dir):
             assert time.monotonic() < deadline, processes_of(data_dir)

@@ -198,7 +198,7 @@ async def check_methods(client: Client) -> None:
     assert missing.value.error.code == mcp_types.INVALID_PARAMS
     granted = await ask(client, "environment/acquire", thread_id=thread, mode="ensure")
     assert granted["thread_id"] == thread
-    # Whoever is given this needs nothing else of the protocol.
+    # A client that is given this needs nothing else of the protocol.
     bearer = {"Authorization": f"Bearer {granted['token']}"}
     async with httpx2.AsyncClient(headers=bearer, verify=False, timeout=60) as http:
         done = await http.post(f"{granted['sandbox']['http_base_url']}/exec", json={"command": ["echo", "hi"]})

@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The list of system calls, which a container's profile is made of, is data. So are records of files.
     "runtime.docker": {"spawner.seccomp", "spawner.syscall_tables"},
     "runtime.shared": {"spawner.seccomp", "agent.tree_records"},
-    # Control groups are made, kept and swept alike, whoever's they are; so is the image of the machine's own files.
+    # Control groups are made, kept and swept alike for every runtime; so is the image of the machine's own files.
     "runtime.gvisor": {"spawner.cgroups", "spawner.sweeping", "spawner.steps"},
     # A program of its own, and the server's side of it.
     "egress": {"errors", "model"},

@@ -1,4 +1,4 @@
-"""Imports that leave out what nothing here uses: what was left out is there for whoever asks for it."""
+"""Imports that leave out what nothing here uses: what was left out is there when it is asked for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """JSON documents of clients: how many values one may have, found out before any of them is read.
 
-Whoever reads JSON holds the interpreter, so a thread would not help: a megabyte of empty lists takes a fifth of a
+Reading JSON holds the interpreter, so a thread would not help: a megabyte of empty lists takes a fifth of a
 second. What takes the time is the number of values, and that is told by a few passes over the bytes.
 """
 

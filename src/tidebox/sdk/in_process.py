@@ -301,7 +301,7 @@ class InProcessConnection:
             ended.cancel()
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Close the connection to the app."""
         self.abort()
 
     def abort(self) -> None:

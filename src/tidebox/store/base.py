@@ -31,7 +31,7 @@ from tidebox.model.session import Session, SessionState
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a user already has when they ask for one more run, for quotas."""
+    """The runs and processor time that a user already has when they ask for one more run, for quotas."""
 
     unfinished: int
     """His runs that are not over."""

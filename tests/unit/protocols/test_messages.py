@@ -157,7 +157,7 @@ SAME: list[tuple[type[BaseModel], type[msgspec.Struct]]] = [
 ]
 # What only a configuration has, beside an answer.
 NOT_OF_THE_SERVER = {"refresh_url"}
-# Whoever is given a token is given the sandbox it is for.
+# An answer with a token has the sandbox that the token is for.
 NEVER = {"sandbox": {"null"}}
 
 

@@ -1,4 +1,4 @@
-"""What alembic runs migrations with: the connection, and the transaction, of whoever asked for them."""
+"""The environment in which alembic runs migrations: the connection, and the transaction, of the caller."""
 
 from __future__ import annotations
 

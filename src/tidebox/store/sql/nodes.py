@@ -81,7 +81,7 @@ def take_over(connection: sa.Connection, owner: Owner, silent: Sequence[NodeBeat
     # SQLite has only one writing transaction at a time.
     if connection.dialect.name == "postgresql" and not connection.scalar(_TRY_LOCK):
         return None
-    # Whoever has joined anew meanwhile owns nothing here.
+    # A node that has joined anew meanwhile owns nothing here.
     there = connection.execute(_FIND, {"of_node": owner.node_id}).first()
     if there is None or there.epoch != owner.epoch:
         return Estate()

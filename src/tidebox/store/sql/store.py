@@ -1,7 +1,7 @@
 """A store in a database: SQLite in a file or in memory, or PostgreSQL.
 
 Importing this loads nothing of the database layer: that takes longer than all the rest of a server's start. A thread
-loads it, and opens the database, at the first use; whoever needs the store before waits for that.
+loads it, and opens the database, at the first use; callers that need the store before wait for that.
 """
 
 from __future__ import annotations

@@ -13,5 +13,5 @@ _TEXT = sa.Text().with_variant(postgresql.TEXT(collation="C"), "postgresql")
 
 
 def upgrade() -> None:
-    """What there is has no owner: the next server that starts takes it."""
+    """Add owners to sessions. Those there are have none: the next server that starts takes them."""
     op.add_column("sandbox_sessions", sa.Column("node_id", _TEXT, nullable=False, server_default=""))

@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -143,8 +144,9 @@ def test_servers_killed_again_and_again_lose_nothing(start_server: StartServer, 
     acknowledged: dict[str, str] = {}
     for round in range(2):
         client = streams_of(server)
+        some = threading.Event()
 
-        def submit(number: int, client: Streams = client, round: int = round) -> None:
+        def submit(number: int, client: Streams = client, round: int = round, some: threading.Event = some) -> None:
             key = f"{round}-{number}"
             with contextlib.suppress(httpx.TransportError):
                 answer = client.submit(["python3", "-c", f"print({number})"], key=key)

@@ -383,10 +383,10 @@ def test_two_who_note_the_same(tmp_path: Path) -> None:
 def test_a_tool_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     program = (
         "import pathlib, sys\n"
-        "from tidebox.runtime.packaging.tools import Stop, ToolLimits, Tools\n"
+        "from tidebox.runtime.packaging.tools import PackageTools, Stop, ToolLimits\n"
         "command = ['/bin/sh', '-c', 'ulimit -f > limit; echo $$ > pid.new; mv pid.new pid; exec sleep 60']\n"
         "place = pathlib.Path(sys.argv[1])\n"
-        "tools = Tools({'PATH': '/usr/bin:/bin'}, ToolLimits(disk_bytes=1 << 20), place / 'log')\n"
+        "tools = PackageTools({'PATH': '/usr/bin:/bin'}, ToolLimits(disk_bytes=1 << 20), place / 'log')\n"
         "tools.run(command, place, Stop(), purpose='tide', seconds=60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, tmp_path]) as process:

@@ -154,27 +154,6 @@ try: import copy; print(copy.PyStringMap)
 except Exception as error: print(repr(error))
 """
 
-# Modules of the standard library that hold on to something of the program: its names go nevertheless.
-_HELD = """
-import json, logging, os
-class Kept(logging.Handler):
-    def __init__(self): super().__init__(); self.file = open("handler.txt", "w")
-    def emit(self, record): self.file.write(self.format(record))
-logging.getLogger().addHandler(Kept())
-logging.getLogger().warning("kept")
-def default(value): return os.path.basename(value)
-json.JSONEncoder.default = default
-left = open("left.txt", "w"); left.write("left open")
-"""
-
-_TYPED = """
-import typing
-class Item:
-    def method(self): pass
-items: typing.List[Item] = []
-left = open("left.txt", "w"); left.write("left open")
-"""
-
 IMPORTS = [
     Case("imports_state", _STATE),
     Case("imports_state_of_code", _STATE, how="code"),
@@ -193,10 +172,6 @@ IMPORTS = [
         },
     ),
     Case("imports_left_behind", _LEFT),
-    Case("imports_held", _HELD),
-    Case("imports_held_of_code", _HELD, how="code"),
-    Case("imports_held_by_typing", _TYPED),
-    Case("imports_held_of_a_module", "import held\nprint(held.__name__)", files={"held.py": _TYPED}),
     Case("imports_blocked", _BLOCKED),
     Case(
         "imports_machine",

@@ -14,7 +14,8 @@ changed since the start. One that comes with such a variable is run by an interp
 
 What can still be told: by time; by the missing events of an audit hook; by ``__subclasses__()`` and what one preloaded
 module registered with another (``copyreg``, ``encodings``); by the code of ``_find_spec``; and that objects which a
-program leaves in such a module are not finalized.
+program leaves in such a module are not finalized, nor what they hold: a file that was left open, and never closed or
+flushed, is not written where a function or class of the program that sees it was put into such a module.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import _thread
 import builtins
 import gc
 import sys
-from _io import BufferedRandom, BufferedRWPair, BufferedWriter, TextIOWrapper
+from _io import TextIOWrapper
 from _operator import attrgetter, is_not, methodcaller
 from _signal import NSIG, SIG_DFL, getsignal, raise_signal, signal  # type: ignore[import-not-found]
 from _weakref import ref
@@ -69,19 +69,11 @@ _Ignored: Any = next(kind for kind in tuple.__subclasses__() if kind.__name__ ==
 _getprofile, _setprofile, _gettrace, _settrace = sys.getprofile, sys.setprofile, sys.gettrace, sys.settrace
 _threads = _thread._count
 _collect, _collects, _gc_callbacks = gc.collect, gc.isenabled, gc.callbacks
-_referrers, _tracked = gc.get_referrers, gc.get_objects
 _traceback: Any = BaseException.__traceback__
 _get_traceback, _set_traceback = _traceback.__get__, _traceback.__set__
 _plain_int = int.__int__
 _audit = sys.audit
 _text_type, _flush_text = TextIOWrapper, TextIOWrapper.flush
-# What holds back what is written to it, and how it is made to let go of it: the text first, then what is below.
-_BUFFERS = (
-    (TextIOWrapper, TextIOWrapper.flush),
-    (BufferedWriter, BufferedWriter.flush),
-    (BufferedRandom, BufferedRandom.flush),
-    (BufferedRWPair, BufferedRWPair.flush),
-)
 _flush, _shut_down = methodcaller("flush"), methodcaller("_shutdown")
 _closed, _code, _write = attrgetter("closed"), attrgetter("code"), attrgetter("write")
 # Argument lists for starmap: one call each.
@@ -341,19 +333,13 @@ def drop_modules(place: Place, bare: Mapping[int, object]) -> None:
     for name, original in _STREAMS:
         _sys_names[name] = _sys_names.get(original)
     alive: list[Any] = []
-    marks: list[Any] = []
-    mark: Any = None
     module: Any = None
     for name, module in list(_modules.items()):
         if type(module) is _module_type or issubclass(type(module), _module_type):
             if id(module) not in bare:
                 alive.append(ref(module))
-                # It lives as long as the names of the module, which no weak reference can have.
-                mark = set()
-                marks.append(ref(mark))
-                _dict_of(module)["__loader__"] = mark
             _modules[name] = None  # type: ignore[assignment]
-    module = mark = None
+    module = None
     # Not one is left that a finalizer could import.
     _modules.clear()
     if len(_shared_builtins) != len(_own_builtins) or any(
@@ -377,26 +363,4 @@ def drop_modules(place: Place, bare: Mapping[int, object]) -> None:
                     variables[name] = None
         module = variables = None
     _collect()
-    # Modules that are left to the kernel hold on to what the program gave them: a function, and so the names it sees.
-    # In an interpreter that is torn down these go whole. So what was made last goes first, while it finds the others;
-    # what they say or fail at then has nobody to tell.
-    _sys_names["stdout"] = _sys_names["stderr"] = None
-    for reference in marks:
-        mark = reference()
-        for variables in _referrers(mark) if mark is not None else ():
-            if type(variables) is dict and variables.get("__loader__") is mark:
-                for name in reversed(list(variables)):
-                    if name != "__builtins__":
-                        variables[name] = None
-        mark = variables = None
-    _collect()
-    # Anything else that they hold on to (a log's handler, say) has its files written at least.
-    for kind, flush_kind in _BUFFERS:
-        for stream in _tracked():
-            if issubclass(type(stream), kind):
-                try:
-                    flush_kind(stream)
-                except BaseException:
-                    continue  # as where a file is closed because nobody has it any more
-        stream = None
     del callbacks
